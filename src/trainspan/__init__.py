@@ -1,0 +1,3 @@
+"""OpenTelemetry for PyTorch training."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,25 @@
+"""The one tree of errors: each says what happened, with the value seen, and what to do."""
+
+
+class TrainspanError(Exception):
+    """Base of every error trainspan raises; none is ever raised inside a training process."""
+
+
+class SettingError(TrainspanError):
+    """A `TRAINSPAN_*` variable has a value that is not understood, or is not one we know."""
+
+
+class RecordingError(TrainspanError):
+    """A file cannot be read as a recording: foreign, of another layout version, torn or hostile."""
+
+
+class RecordingRefused(TrainspanError):
+    """A recording directory or file cannot be used: unwritable, full, or not private to this user."""
+
+
+class RunNotFound(TrainspanError):
+    """No run folder matches what was asked for."""
+
+
+class DeliveryError(TrainspanError):
+    """Telemetry could not be handed to the OTLP endpoint."""

@@ -1,0 +1,205 @@
+"""ONE table of every name on the wire: phases, states, spans, span and resource attributes, metrics.
+
+Names follow OpenTelemetry's semantic conventions where they exist (`service.*`, `host.*`, `process.*`, `exception.*`);
+everything else is under `training.*`, and our own health under `trainspan.*`. Units are UCUM: s, By, J, W, 1.
+"""
+
+from enum import IntEnum
+from typing import Literal, NamedTuple
+
+
+class Phase(IntEnum):
+    """What a rank is doing inside a step. The number is what a mark holds (6 bits); the lower-case name goes on the wire.
+
+    Exclusive: at every instant a rank is in exactly one phase. `OTHER` is the user's own code between the phases.
+    Only `OTHER` and `OPTIMIZER` may hold another phase inside: an optimizer runs a closure.
+    """
+
+    OTHER = 0
+    OPTIMIZER = 1
+    FORWARD = 2
+    BACKWARD = 3
+    DATA_WAIT = 4
+    GRAD_CLIP = 5
+    VALIDATION = 6
+    H2D = 7
+
+    @property
+    def wire(self) -> str:
+        """The value of `training.phase`: `data_wait`."""
+        return self.name.lower()
+
+    @property
+    def span(self) -> str:
+        """The name of this phase's span: `training.data_wait`."""
+        return f"training.{self.wire}"
+
+
+STATES = (
+    "productive",
+    "init",
+    "model_init",
+    "checkpoint_load",
+    "compile",
+    "data_wait",
+    "checkpoint_save",
+    "validation",
+    "straggler_wait",
+    "lost_work",
+    "restart",
+    "hang",
+    "shutdown",
+    "unaccounted",
+)
+"""Every state a rank's wall clock can be charged to; `custom.<name>` joins them when a user names one."""
+
+# Spans that are not phases.
+SPAN_ATTEMPT = "training.attempt"
+SPAN_PROCESS = "training.process"
+SPAN_INIT = "training.init"
+SPAN_INIT_IMPORT = "training.init.import"
+SPAN_SEGMENT = "training.segment"
+SPAN_STEP = "training.step"
+SPAN_RANK_STEP = "training.rank_step"
+
+# Resource attributes of a rank.
+RUN_ID = "training.run.id"
+ATTEMPT = "training.attempt"
+RANK = "training.rank"
+LOCAL_RANK = "training.local_rank"
+NODE_RANK = "training.node_rank"
+WORLD_SIZE = "training.world_size"
+
+# Span attributes.
+STEP = "training.step"
+PHASE = "training.phase"
+MICROBATCHES = "training.microbatches"
+SAMPLED_BECAUSE = "training.sampled.reason"
+END_REASON = "training.end.reason"
+FIRST_STEP = "training.step.first"
+LAST_STEP = "training.step.last"
+
+# Metric attributes.
+CLOCK = "training.clock"
+STATE = "training.state"
+SIGNAL = "signal"
+
+# Log events.
+EVENT_EXCEPTION = "training.exception"
+EVENT_DIED = "training.died"
+
+
+class Name(NamedTuple):
+    """One name on the wire that is not a metric, and what it stands for."""
+
+    name: str
+    meaning: str
+
+
+SPANS = (
+    Name(SPAN_ATTEMPT, "Root of an attempt: one incarnation of the run, over all ranks."),
+    Name(SPAN_PROCESS, "One process of the attempt, from its start to its end."),
+    Name(SPAN_INIT, "From the start of the process to its first step."),
+    Name(SPAN_INIT_IMPORT, "The import of torch."),
+    Name(SPAN_SEGMENT, "A stretch of up to 60 s of training, so that a long run shows while it runs."),
+    Name(SPAN_STEP, "Root of a sampled step, over all ranks."),
+    Name(SPAN_RANK_STEP, "One rank's part of a sampled step; holds the spans of its phases."),
+)
+"""Every span that is not a phase's."""
+
+RESOURCE_ATTRIBUTES = (
+    Name(RUN_ID, "The logical training job, over all its restarts."),
+    Name(ATTEMPT, "Number of this incarnation of the run, from 0."),
+    Name(RANK, "Rank of the process, as torch.distributed has it. Also on every span of a rank."),
+    Name(LOCAL_RANK, "Rank among the processes of the same host."),
+    Name(NODE_RANK, "Rank of the host in the job."),
+    Name(WORLD_SIZE, "Number of ranks in the job."),
+)
+
+SPAN_ATTRIBUTES = (
+    Name(STEP, "Number of the step, from 0 in the attempt."),
+    Name(PHASE, "What the rank was doing; one of the phases."),
+    Name(MICROBATCHES, "Backward passes in the step."),
+    Name(SAMPLED_BECAUSE, "Why this step has a trace."),
+    Name(END_REASON, "How the process ended."),
+    Name(FIRST_STEP, "First step of a segment."),
+    Name(LAST_STEP, "Last step of a segment."),
+)
+
+METRIC_ATTRIBUTES = (
+    Name(PHASE, "What the rank was doing; one of the phases."),
+    Name(CLOCK, "Whose time it is: `host` or `device`."),
+    Name(STATE, "What the wall clock is charged to; one of the states."),
+    Name(SIGNAL, "What a batch held: `traces`, `metrics` or `logs`."),
+)
+
+EVENTS = (
+    Name(EVENT_EXCEPTION, "An exception left the training script."),
+    Name(EVENT_DIED, "A process ended without closing its recording."),
+)
+"""Names of log records."""
+
+
+class Metric(NamedTuple):
+    """One metric on the wire. `attributes` are those of its points; what identifies the rank is in the resource."""
+
+    name: str
+    instrument: Literal["histogram", "counter", "gauge"]
+    unit: str
+    description: str
+    attributes: tuple[str, ...] = ()
+
+
+STEP_DURATION = Metric("training.step.duration", "histogram", "s", "Time from one step's end to the next.")
+PHASE_DURATION = Metric(
+    "training.phase.duration",
+    "histogram",
+    "s",
+    "Exclusive time of one phase, summed over one step.",
+    (PHASE, CLOCK),
+)
+STEPS = Metric("training.steps", "counter", "{step}", "Steps completed in this attempt.")
+TIME = Metric("training.time", "counter", "s", "Wall clock of a rank by the state it is charged to.", (STATE,))
+GOODPUT = Metric("training.goodput", "gauge", "1", "Productive share of a rank's elapsed time in this attempt.")
+PROGRESS_STEP = Metric("training.progress.step", "gauge", "{step}", "Number of the last step completed.")
+LAST_STEP_AGE = Metric("training.last_step.age", "gauge", "s", "Time since the last step was completed.")
+
+MARKS = Metric("trainspan.marks", "counter", "{mark}", "Marks read from the recordings.")
+MARKS_LOST = Metric("trainspan.marks.lost", "counter", "{mark}", "Marks overwritten before they were read.")
+EVENTS_DROPPED = Metric("trainspan.events.dropped", "counter", "{event}", "Events a rank dropped at its bound.")
+RECORDING_ERRORS = Metric("trainspan.recording.errors", "counter", "{error}", "Torn or hostile bytes met in recordings.")
+RELAY_LAG = Metric("trainspan.relay.lag", "gauge", "s", "Age of the oldest mark that the last look consumed.")
+SPANS_DROPPED = Metric("trainspan.spans.dropped", "counter", "{span}", "Spans cut off at the bound of one trace.")
+EXPORTS = Metric("trainspan.exports", "counter", "{batch}", "Batches the endpoint accepted.", (SIGNAL,))
+EXPORT_FAILURES = Metric(
+    "trainspan.export.failures", "counter", "{attempt}", "Attempts to deliver a batch that failed.", (SIGNAL,)
+)
+SPOOL_SIZE = Metric("trainspan.spool.size", "gauge", "By", "Bytes on disk not yet delivered.", (SIGNAL,))
+SPOOL_DROPPED = Metric(
+    "trainspan.spool.dropped", "counter", "{batch}", "Batches dropped from a full spool.", (SIGNAL,)
+)
+RELAY_CPU = Metric("trainspan.relay.cpu.time", "counter", "s", "CPU time the relay has used.")
+
+METRICS = (
+    STEP_DURATION,
+    PHASE_DURATION,
+    STEPS,
+    TIME,
+    GOODPUT,
+    PROGRESS_STEP,
+    LAST_STEP_AGE,
+    MARKS,
+    MARKS_LOST,
+    EVENTS_DROPPED,
+    RECORDING_ERRORS,
+    RELAY_LAG,
+    SPANS_DROPPED,
+    EXPORTS,
+    EXPORT_FAILURES,
+    SPOOL_SIZE,
+    SPOOL_DROPPED,
+    RELAY_CPU,
+)
+
+SCOPE = "trainspan"
+"""Name of the instrumentation scope of everything exported."""

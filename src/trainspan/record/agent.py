@@ -1,0 +1,88 @@
+"""The torchrun agent: names the run for its workers, keeps a relay alive between attempts, notes how workers ended.
+
+Its own recording holds no marks; while it is open, the relay of this host stays, also when every rank is dead.
+"""
+
+import atexit
+import os
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any
+
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+from trainspan import settings
+from trainspan.guard import warn_once
+from trainspan.identity import identify, new_run_id
+from trainspan.record.recorder import open_writer
+from trainspan.recording import layout
+from trainspan.recording.writer import RecordingWriter
+from trainspan.role import Role
+
+_LAUNCH_ID = "TRAINSPAN_LAUNCH_ID"
+_NO_RUN_ID = "none"  # torchrun's default, the same for every job
+
+
+def agent_imported() -> None:
+    """Follow every agent that this process makes."""
+    make = vars(LocalElasticAgent)["__init__"]
+    monitor = vars(LocalElasticAgent)["_monitor_workers"]
+    agents: list[_AgentRecording] = []
+
+    def make_agent(self: Any, spec: Any, *args: Any, **kwargs: Any) -> None:
+        _quietly(lambda: agents.append(_AgentRecording(spec.rdzv_handler.get_run_id())))
+        make(self, spec, *args, **kwargs)
+
+    def monitor_workers(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = monitor(self, *args, **kwargs)
+        _quietly(lambda: [agent.note(self, result) for agent in agents[-1:]])
+        return result
+
+    LocalElasticAgent.__init__ = make_agent  # type: ignore[method-assign]
+    LocalElasticAgent._monitor_workers = monitor_workers  # type: ignore[method-assign]
+
+
+class _AgentRecording:
+    """The recording of one agent."""
+
+    def __init__(self, run_id: str):
+        environ = os.environ.copy()
+        # A rendezvous id is every worker's run id already; without one the workers must inherit a name from here.
+        if run_id == _NO_RUN_ID:
+            os.environ.setdefault(_LAUNCH_ID, new_run_id())
+            environ[_LAUNCH_ID] = os.environ[_LAUNCH_ID]
+        else:
+            environ["TORCHELASTIC_RUN_ID"] = run_id
+        values, _ = settings.load(environ)
+        identity = identify(values, environ, Role.AGENT)
+        self._writer: RecordingWriter | None = open_writer(values, identity, layout.CAPACITY_MIN)
+        atexit.register(self._close)
+
+    def note(self, agent: Any, result: Any) -> None:
+        """Record how each failed worker ended: `result` is what the agent's own look at its workers gave."""
+        attempt = agent._worker_group.spec.max_restarts - agent._remaining_restarts
+        for local_rank, failure in result.failures.items():
+            self._event(
+                "worker_ended",
+                attempt=attempt,
+                local_rank=local_rank,
+                pid=failure.pid,
+                exit_code=failure.exitcode,
+                signal=failure.signal_name() if failure.exitcode < 0 else None,
+            )
+
+    def _event(self, name: str, **fields: Any) -> None:
+        if self._writer is not None:
+            self._writer.append_event({"ts": monotonic_ns(), "event": name, **fields})
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.close(monotonic_ns())
+
+
+def _quietly(action: Callable[[], object]) -> None:
+    try:
+        action()
+    except Exception as error:
+        warn_once("agent", f"the launcher is not followed: {type(error).__name__}: {error}")

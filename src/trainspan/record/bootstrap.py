@@ -1,0 +1,109 @@
+"""Puts the hooks into torch once it has been imported, and opens the recording when the process is going to train."""
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from threading import get_ident
+from time import monotonic_ns
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from trainspan import settings, startup
+from trainspan.guard import warn_once
+from trainspan.record.marker import make_marker
+from trainspan.record.patches import Patches
+from trainspan.record.recorder import Recorder
+from trainspan.role import Role
+
+_HOOKS = "trainspan.record.hooks"
+_LAUNCHED = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+class Session(NamedTuple):
+    """What has been installed. `uninstall()` takes every hook out of torch again; the recording stays open."""
+
+    recorder: Recorder
+    patches: Patches
+
+    def uninstall(self) -> None:
+        """Leave torch as it was."""
+        self.patches.undo()
+
+
+def torch_imported(role: str, started_ns: int) -> None:
+    """Called by the start-up hook when `import torch` has ended; `started_ns` is when it began."""
+    session = install()
+    session.recorder.event("import", module="torch", start_ns=started_ns, end_ns=monotonic_ns())
+    # A launched rank is recorded from here on, so that a death before the first step is seen too. Any other process
+    # may import torch and never train: it is recorded once it makes an optimizer.
+    if role == Role.RANK and any(name in os.environ for name in _LAUNCHED):
+        session.recorder.begin()
+
+
+def install() -> Session:
+    """Put every hook that this torch admits into torch. A hook that does not fit warns once and is left out."""
+    values, problems = settings.load(os.environ)
+    for problem in problems:
+        warn_once(problem.variable, str(problem))
+    recorder = Recorder(make_marker(get_ident), values)
+    patches = Patches()
+    for name, place in _PLACES.items():
+        _install_hook(name, lambda place=place, name=name: place(_hook(name), recorder, patches))
+    return Session(recorder, patches)
+
+
+def _install_hook(name: str, place: Callable[[], Any]) -> None:
+    try:
+        place()
+    except Exception as error:
+        # Private names of torch may be gone in another version: one phase is lost, not the recording.
+        warn_once(f"hook.{name}", f"no {name} hook in this torch ({type(error).__name__}: {error}); it shows as `other`")
+
+
+def _hook(name: str) -> ModuleType:
+    """The module of one hook, imported now: it imports torch, which must be there first."""
+    return import_module(f"{_HOOKS}.{name}")
+
+
+def _place_plain(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
+    hook.install(recorder.marker, patches)
+
+
+def _place_backward(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
+    hook.install(recorder.marker, patches, recorder.claim)
+
+
+def _place_optimizer(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
+    # The optimizer hook tells the search for roots when a step has ended.
+    stepped: list[Callable[[], None]] = []
+
+    def place_forward() -> None:
+        search = _hook("forward").install(recorder.marker, patches)
+        recorder.on_begin(search.begin)
+        stepped.append(search.step_ended)
+
+    _install_hook("forward", place_forward)
+    step_ended = stepped[0] if stepped else _nothing
+    hook.install(recorder.marker, patches, recorder.claim, recorder.begin, step_ended)
+
+
+def _place_grad_clip(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
+    hook.install(recorder.marker, patches)
+    startup.watch.add(
+        hook.FSDP1_MODULE,
+        lambda module, _: _install_hook(
+            "grad_clip of FSDP1", lambda: hook.install_fsdp1(module, recorder.marker, patches)
+        ),
+    )
+
+
+def _nothing() -> None:
+    """Nobody waits for the end of a step."""
+
+
+_PLACES: dict[str, Callable[[ModuleType, Recorder, Patches], None]] = {
+    "dataloader": _place_plain,
+    "backward": _place_backward,
+    "grad_clip": _place_grad_clip,
+    "optimizer": _place_optimizer,
+}

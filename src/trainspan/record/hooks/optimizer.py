@@ -1,0 +1,153 @@
+"""Optimizer steps and the boundary of a step, by torch's own global hooks.
+
+A step of training ends when the lead optimizer's outermost `step` returns. The lead is the first to step; if it has
+not stepped while another did `_PATIENCE` times, that one becomes the lead. So a GAN's two optimizers make one step an
+iteration, accumulation makes one step of several micro-batches, and a wrapper that calls an inner optimizer (ZeRO, a
+subclass calling super().step()) counts once. Cost: 0.5 µs a step.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+from torch.optim import optimizer as optim
+from torch.optim.optimizer import Optimizer
+
+from trainspan.names import Phase
+from trainspan.record.marker import FOREIGN, Marker
+from trainspan.record.patches import Patches
+
+_OPTIMIZER = int(Phase.OPTIMIZER)
+_PATIENCE = 8
+
+
+def install(
+    marker: Marker, patches: Patches, claim: Callable[[], bool], first_sign: Callable[[], None], stepped: Callable[[], None]
+) -> None:
+    """Mark every optimizer step, and the end of every step of training.
+
+    Args:
+        marker: where the marks go.
+        patches: remembers the originals.
+        claim: asks to record for the calling thread, which evidently trains; True if it now does.
+        first_sign: called when an optimizer is made: the process is going to train.
+        stepped: called after each step of training.
+
+    Raises:
+        AttributeError: this torch has no global optimizer hooks (before 2.1); there are then no steps to see.
+    """
+    lead = _Lead()
+    before, after = _hooks(marker, claim, stepped, lead)
+    handles = (optim.register_optimizer_step_pre_hook(before), optim.register_optimizer_step_post_hook(after))
+    for handle in handles:
+        patches.on_undo(handle.remove)
+    make = vars(Optimizer)["__init__"]
+
+    def make_optimizer(self: Any, *args: Any, **kwargs: Any) -> None:
+        first_sign()
+        make(self, *args, **kwargs)
+
+    make_optimizer.__wrapped__ = make  # type: ignore[attr-defined]  # inspect.signature shows the real one
+    patches.replace(Optimizer, "__init__", make_optimizer)
+
+
+class _Lead:
+    """Which optimizer's steps are the steps of training."""
+
+    __slots__ = ("_identity", "_others", "_reference")
+
+    def __init__(self) -> None:
+        self._identity = 0
+        self._others = 0
+        self._reference: weakref.ref[Any] | None = None
+
+    def is_led_by(self, optimizer: Any) -> bool:
+        """Whether a step of `optimizer` ends a step of training."""
+        if id(optimizer) == self._identity:
+            self._others = 0
+            return True
+        self._others += 1
+        if self._identity and self._others < _PATIENCE:
+            return False
+        self._elect(optimizer)
+        return True
+
+    def _elect(self, optimizer: Any) -> None:
+        def gone(_: object) -> None:
+            self._identity = 0
+
+        self._identity = id(optimizer)
+        self._others = 0
+        self._reference = weakref.ref(optimizer, gone)
+
+
+def _hooks(
+    marker: Marker, claim: Callable[[], bool], stepped: Callable[[], None], lead: _Lead
+) -> tuple[Callable[[Any, Any, Any], None], Callable[[Any, Any, Any], None]]:
+    enter, resume, step, abort, mine = marker.enter, marker.resume, marker.step, marker.abort, marker.mine
+    wrapper = _step_wrapper_code()
+    depth = 0
+    outer = 0
+
+    def runs() -> bool:
+        # Asked by whatever is entered while an optimizer's step is open: a closure's forward, or, when an exception
+        # left the step without its post hook being called, the next batch.
+        nonlocal depth
+        if wrapper is None or _frames_of(wrapper) >= depth:
+            return True
+        depth = 0
+        return False
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nonlocal depth, outer
+        if depth:
+            if not mine():
+                return
+            # The frame that called this hook is one of the wrapper's too.
+            if wrapper is None or _frames_of(wrapper) > depth:
+                depth += 1
+                return
+            depth = 0
+            abort(outer)
+        entered = enter(_OPTIMIZER)
+        if entered == FOREIGN and claim():
+            entered = enter(_OPTIMIZER)
+        if entered >= 0:
+            outer = entered
+            depth = 1
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nonlocal depth
+        if not mine():
+            return
+        if depth != 1:
+            depth = max(0, depth - 1)
+            return
+        depth = 0
+        if lead.is_led_by(optimizer):
+            step(outer)
+            stepped()
+        else:
+            resume(outer)
+
+    marker.guard_optimizer(runs)
+    return before, after
+
+
+def _step_wrapper_code() -> CodeType | None:
+    """The code of the function torch wraps around every optimizer's `step`; None if this torch does it otherwise."""
+    make_wrapper = getattr(Optimizer, "profile_hook_step", None)
+    constants = make_wrapper.__code__.co_consts if make_wrapper is not None else ()
+    return next((code for code in constants if isinstance(code, CodeType) and code.co_name == "wrapper"), None)
+
+
+def _frames_of(code: CodeType) -> int:
+    """How many calls of `code` are on this thread's stack. Cost: 50 ns a frame."""
+    count = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        count += frame.f_code is code
+        frame = frame.f_back
+    return count

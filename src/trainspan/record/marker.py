@@ -1,0 +1,152 @@
+"""The hot path: what a hook calls at the start and end of a phase.
+
+A mark is two stores into memory that is already ours. Measured (hot loop, 2 cores of a cloud machine): enter 0.25 µs,
+resume 0.22 µs. The functions share their state through closure cells, which are faster than attributes.
+"""
+
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Final, NamedTuple
+
+from trainspan.names import Phase
+from trainspan.recording.layout import ABORT, HEADER_BYTES, MARK_BYTES, OPERAND_SHIFT, RESUME, STEP, WORD_BYTES, WORD_LAPS
+
+NESTED: Final = -1
+"""`enter` answers: the rank is in a phase that holds no other; the caller's work belongs to that one."""
+
+FOREIGN: Final = -2
+"""`enter` answers: this thread does not train, or nothing is recorded in this process."""
+
+NOBODY: Final = 0
+"""No thread has this identity."""
+
+_OPTIMIZER: Final = int(Phase.OPTIMIZER)
+
+
+class Marker(NamedTuple):
+    """Closures over one state.
+
+    `enter(phase)`: the phase to return to (>= 0), NESTED or FOREIGN. Only with the first may one of these follow:
+    `resume(outer)`, `abort(outer)` (left by an exception), `step(outer)` (the lead optimizer's step ended).
+    `attach(words, capacity)`: record into this ring from now on, for the calling thread. `detach()`: stop; every
+    `enter` answers FOREIGN. `adopt_thread()`: the calling thread is the one that trains; `mine()`: is it?
+    `steps()`: completed so far.
+    `guard_optimizer(runs)`: `runs()` tells whether an optimizer's step is still on the stack.
+    """
+
+    enter: Callable[[int], int]
+    resume: Callable[[int], None]
+    abort: Callable[[int], None]
+    step: Callable[[int], None]
+    attach: Callable[[memoryview, int], None]
+    detach: Callable[[], None]
+    adopt_thread: Callable[[], None]
+    mine: Callable[[], bool]
+    steps: Callable[[], int]
+    guard_optimizer: Callable[[Callable[[], bool]], None]
+
+
+def make_marker(thread_id: Callable[[], int]) -> Marker:
+    """A marker that records nothing until a ring is attached.
+
+    Args:
+        thread_id: identity of the calling thread, never NOBODY.
+    """
+    start = HEADER_BYTES // WORD_BYTES
+    # Where marks go while nothing is recorded: into memory that nobody reads.
+    scratch_marks = 8
+    scratch = memoryview(bytearray(HEADER_BYTES + scratch_marks * MARK_BYTES)).cast("q")
+    words = scratch
+    position = start
+    end = start + 2 * scratch_marks
+    laps = completed = current = 0
+    owner = NOBODY
+
+    def optimizer_runs() -> bool:
+        return True
+
+    def put(word: int) -> None:
+        nonlocal position, laps
+        words[position + 1] = word
+        words[position] = monotonic_ns()
+        position += 2
+        if position == end:
+            laps += 1
+            position = start
+            words[WORD_LAPS] = laps
+
+    def enter(phase: int) -> int:
+        nonlocal current, position, laps
+        outer = current
+        if outer > _OPTIMIZER:
+            return NESTED if thread_id() == owner else FOREIGN
+        if thread_id() != owner:
+            return FOREIGN
+        if outer and not optimizer_runs():
+            abort(0)  # an exception left the optimizer's step, and its hook was not called
+            outer = 0
+        current = phase
+        # `put`, written out: the call would cost a fifth of a mark.
+        words[position + 1] = phase
+        words[position] = monotonic_ns()
+        position += 2
+        if position == end:
+            laps += 1
+            position = start
+            words[WORD_LAPS] = laps
+        return outer
+
+    def resume(outer: int) -> None:
+        nonlocal current, position, laps
+        current = outer
+        words[position + 1] = RESUME | outer
+        words[position] = monotonic_ns()
+        position += 2
+        if position == end:
+            laps += 1
+            position = start
+            words[WORD_LAPS] = laps
+
+    def abort(outer: int) -> None:
+        nonlocal current
+        current = outer
+        put(ABORT | outer)
+
+    def step(outer: int) -> None:
+        nonlocal current, completed
+        current = outer
+        put(completed << OPERAND_SHIFT | STEP | outer)
+        completed += 1
+
+    def attach(ring: memoryview, capacity: int) -> None:
+        nonlocal words, position, end, laps, completed, current
+        words = ring
+        position = start
+        end = start + 2 * capacity
+        laps = completed = current = 0
+        adopt_thread()
+
+    def detach() -> None:
+        nonlocal owner, words, position, end, current
+        owner = NOBODY
+        # A forked child returns through the hooks it was forked in: what they still store must not reach the parent.
+        words = scratch
+        position = start
+        end = start + 2 * scratch_marks
+        current = 0
+
+    def adopt_thread() -> None:
+        nonlocal owner
+        owner = thread_id()
+
+    def mine() -> bool:
+        return thread_id() == owner
+
+    def steps() -> int:
+        return completed
+
+    def guard_optimizer(runs: Callable[[], bool]) -> None:
+        nonlocal optimizer_runs
+        optimizer_runs = runs
+
+    return Marker(enter, resume, abort, step, attach, detach, adopt_thread, mine, steps, guard_optimizer)

@@ -1,0 +1,163 @@
+"""The recording of this process: when it begins, who writes into it, how it ends."""
+
+import atexit
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic_ns
+from types import TracebackType
+from typing import Any
+
+from trainspan import launch
+from trainspan.errors import RecordingRefused
+from trainspan.guard import warn_once
+from trainspan.identity import Identity, identify
+from trainspan.record.marker import Marker
+from trainspan.recording import layout, places
+from trainspan.recording.writer import RecordingWriter
+from trainspan.role import RANK_PID, Role
+from trainspan.settings import Settings, state_dir
+
+_STACK_FRAMES_MAX = 32
+_MESSAGE_CHARACTERS_MAX = 1024
+
+
+class Recorder:
+    """Opens the recording on the first sign of training, and steps aside for good if that fails."""
+
+    def __init__(self, marker: Marker, settings: Settings):
+        self.marker = marker
+        self.settings = settings
+        self._writer: RecordingWriter | None = None
+        self._failed = False
+        self._early_events: list[dict[str, Any]] = []
+        self._begun: list[Callable[[], None]] = []
+        os.register_at_fork(after_in_child=self._forget)
+
+    @property
+    def recording(self) -> bool:
+        """Whether this process has a recording open."""
+        return self._writer is not None
+
+    def begin(self) -> None:
+        """Open the recording, unless it is open or could not be opened. Never raises."""
+        if self._writer is not None or self._failed:
+            return
+        try:
+            self._open()
+        except Exception as error:
+            # Whatever it was, training goes on; a second try would fail the same way, step after step.
+            self._failed = True
+            reason = str(error) if isinstance(error, RecordingRefused) else f"{type(error).__name__}: {error}"
+            warn_once("recording", f"training goes on unrecorded: {reason}")
+
+    def on_begin(self, action: Callable[[], None]) -> None:
+        """Call `action()` each time a recording has been opened."""
+        self._begun.append(action)
+
+    def claim(self) -> bool:
+        """Record for the calling thread if it is the first that evidently trains; True if it now is the one."""
+        self.begin()
+        if self._writer is None or self.marker.steps():
+            return False
+        self.marker.adopt_thread()
+        return True
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Append a rare fact to the event log; kept in memory until the recording opens."""
+        event = {"ts": monotonic_ns(), "event": name, **fields}
+        if self._writer is None:
+            self._early_events.append(event)
+        else:
+            self._writer.append_event(event)
+
+    def close(self) -> None:
+        """Note the orderly end of this process."""
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.close(monotonic_ns())
+
+    def _open(self) -> None:
+        identity = identify(self.settings, os.environ, Role.RANK)
+        writer = open_writer(self.settings, identity)
+        # What this process starts inherits its rank, but is not that rank.
+        os.environ[RANK_PID] = str(os.getpid())
+        self._writer = writer
+        self.marker.attach(writer.words, writer.capacity)
+        for event in self._early_events:
+            writer.append_event(event)
+        self._early_events.clear()
+        for action in self._begun:
+            action()
+        self._watch_exceptions()
+        atexit.register(self.close)
+
+    def _forget(self) -> None:
+        """In a forked child: the recording is the parent's. A child that trains opens its own."""
+        self.marker.detach()
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.abandon()
+        self._failed = False
+        self._early_events.clear()
+
+    def _watch_exceptions(self) -> None:
+        previous = sys.excepthook
+
+        def record_exception(
+            kind: type[BaseException], error: BaseException, stack: TracebackType | None
+        ) -> None:
+            _quietly(lambda: self._record_exception(kind, error, stack))
+            previous(kind, error, stack)
+
+        sys.excepthook = record_exception
+
+    def _record_exception(self, kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:
+        frames = traceback.extract_tb(stack)[-_STACK_FRAMES_MAX:]
+        fields: dict[str, Any] = {
+            "type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),
+            # Two path components tell the place; a whole path can tell who the user is.
+            "stack": [f"{'/'.join(Path(f.filename).parts[-2:])}:{f.lineno} in {f.name}" for f in frames],
+        }
+        if self.settings.exception_message:
+            fields["message"] = str(error)[:_MESSAGE_CHARACTERS_MAX]
+        self.event("exception", **fields)
+
+
+def open_writer(settings: Settings, identity: Identity, capacity: int | None = None) -> RecordingWriter:
+    """A new recording of this process in the run's place on this host, with a relay that reads it.
+
+    Raises:
+        RecordingRefused: no recording can be made.
+    """
+    state = state_dir(settings, os.environ)
+    read_along = settings.relay != "off"
+    directory = places.recording_dir(state, identity.run, settings.recording_dir, in_memory=read_along)
+    default = layout.CAPACITY_DEFAULT if read_along else layout.CAPACITY_UNREAD
+    writer = RecordingWriter.create(
+        directory, identity, capacity or settings.ring_marks or default, process_start_ns()
+    )
+    launch.ensure_relay(settings.relay, directory, places.run_folder(state, identity.run), writer.path)
+    return writer
+
+
+def process_start_ns() -> int:
+    """Monotonic ns at which this process began. Error: 10 ms, the kernel's clock tick. Source: proc_pid_stat(5)."""
+    try:
+        text = Path("/proc/self/stat").read_text()
+        ticks = int(text[text.rindex(")") + 2 :].split()[19])
+        since_boot_ns = ticks * (1_000_000_000 // os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return monotonic_ns()
+    import time
+
+    return monotonic_ns() - (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - since_boot_ns)
+
+
+def _quietly(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except Exception as error:
+        warn_once("event", f"an event was not recorded: {type(error).__name__}: {error}")

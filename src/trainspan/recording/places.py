@@ -1,0 +1,117 @@
+"""Where a run's files lie, and how the processes of a host agree on it without a message.
+
+    <state>/runs/<run>/                     the run folder: what the relay writes and `trainspan report` reads
+    <state>/runs/<run>/recordings/<host>    where this host's ranks record: a link to a random, private directory in
+                                            the host's memory, or that directory itself
+    <recording dir>/<run>/                  the same, when TRAINSPAN_RECORDING_DIR names a place
+
+The state directory belongs to the user and is private, so a fixed name in it cannot be planted by somebody else.
+`/dev/shm` belongs to everybody, so the directory there has a random name; the link, made atomically, is how the
+others find it.
+"""
+
+import contextlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from trainspan.errors import RecordingRefused
+
+MEMORY = Path("/dev/shm")
+PRIVATE_DIR = 0o700
+
+
+def run_folder(state: str, run: str) -> Path:
+    """The folder of `run`; it need not exist."""
+    return Path(state) / "runs" / run
+
+
+def make_private(path: Path) -> Path:
+    """`path`, a directory of this user that nobody else can enter; made if missing.
+
+    Raises:
+        RecordingRefused: it cannot be made, is a link, belongs to somebody else, or is open to others.
+    """
+    try:
+        path.parent.mkdir(mode=PRIVATE_DIR, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=PRIVATE_DIR)
+        refusal = why_not_private(path)
+    except OSError as error:
+        raise RecordingRefused(f"{path} cannot be used ({error.strerror}); set TRAINSPAN_DIR") from error
+    if refusal:
+        raise RecordingRefused(refusal)
+    return path
+
+
+def why_not_private(path: Path) -> str | None:
+    """What keeps `path` from being a private directory of this user, or None."""
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{path} is not a directory; remove it, or set TRAINSPAN_DIR"
+    if found.st_uid != os.geteuid():
+        return f"{path} belongs to user {found.st_uid}, not to {os.geteuid()}; set TRAINSPAN_DIR"
+    if found.st_mode & 0o077:
+        return f"{path} is open to others (mode {stat.S_IMODE(found.st_mode):o}); run: chmod 700 {path}"
+    return None
+
+
+def recording_dir(state: str, run: str, explicit: str | None, *, in_memory: bool) -> Path:
+    """The private directory in which the processes of `run` on this host record; made if missing.
+
+    Args:
+        state: the state directory.
+        run: the run's id.
+        explicit: TRAINSPAN_RECORDING_DIR, or None.
+        in_memory: prefer the host's memory; False when the recordings must outlive a reboot.
+
+    Raises:
+        RecordingRefused: no such directory can be had.
+    """
+    if explicit:
+        return make_private(Path(explicit) / run)
+    parent = make_private(make_private(run_folder(state, run)) / "recordings")
+    place = parent / os.uname().nodename
+    if not in_memory or not os.access(MEMORY, os.W_OK | os.X_OK):
+        return make_private(place)
+    return _agreed_link(place)
+
+
+def _agreed_link(link: Path) -> Path:
+    """The directory `link` points to; the first process to come makes both."""
+    for _ in range(8):
+        target = _target_of(link)
+        if target is not None:
+            return target
+        fresh = Path(tempfile.mkdtemp(prefix="trainspan-", dir=MEMORY))
+        try:
+            _point(link, fresh)
+        except OSError as error:
+            fresh.rmdir()
+            raise RecordingRefused(f"{link} cannot be made ({error.strerror}); set TRAINSPAN_DIR") from error
+        if _target_of(link) != fresh:
+            fresh.rmdir()  # another process was faster: its directory counts
+    raise RecordingRefused(f"{link} keeps changing; set TRAINSPAN_RECORDING_DIR")
+
+
+def _target_of(link: Path) -> Path | None:
+    """Where `link` leads, if that is a private directory of this user (an earlier boot's is gone)."""
+    try:
+        if not link.is_symlink():
+            return link if why_not_private(link) is None else None
+        target = Path(os.readlink(link))
+        return target if why_not_private(target) is None else None
+    except OSError:
+        return None
+
+
+def _point(link: Path, target: Path) -> None:
+    """Make `link` lead to `target` unless another process has just made it; replace one that leads nowhere."""
+    try:
+        os.symlink(target, link)
+    except FileExistsError:
+        if _target_of(link) is None:
+            spare = link.with_name(f".{link.name}.{os.getpid()}")
+            os.symlink(target, spare)
+            os.replace(spare, link)

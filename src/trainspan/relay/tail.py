@@ -1,0 +1,94 @@
+"""Follows every recording of a directory: what is new in each, and which have ended."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainspan.recording import layout
+from trainspan.recording.reader import RecordingReader, Refusal, open_recording
+
+
+class Sighting(NamedTuple):
+    """What one look at one recording gave.
+
+    `marks`: [time_ns, word, …] in order; `lost` marks before them were overwritten unread.
+    `ended`: None while the process lives, "closed" after its orderly close, "died" if it is gone without one. An
+    ended recording has been read to its end and is not seen again.
+    """
+
+    reader: RecordingReader
+    marks: list[int]
+    lost: int
+    events: list[dict[str, Any]]
+    ended: str | None
+
+
+class Tail:
+    """The recordings below one directory, read forward.
+
+    Args:
+        directory: searched itself and two levels down (run, host), so that a volume of many runs can be served.
+        own: the one ring file to follow, made by this very process; None follows all.
+        refused: told of each file that cannot be read, once.
+    """
+
+    def __init__(self, directory: Path, refused: Callable[[Refusal], None], own: Path | None = None):
+        self._directory = directory
+        self._refused = refused
+        self._own = own
+        self._open: dict[Path, RecordingReader] = {}
+        self._done: set[Path] = set()
+
+    def look(self) -> list[Sighting]:
+        """One look at every recording, those that have appeared since the last look included."""
+        for path in self._ring_files():
+            if path not in self._open and path not in self._done:
+                self._admit(path)
+        return [self._look_at(path, reader) for path, reader in list(self._open.items())]
+
+    def open_recordings(self) -> int:
+        """Recordings whose process has not ended."""
+        return len(self._open)
+
+    def _admit(self, path: Path) -> None:
+        opened = open_recording(path)
+        if isinstance(opened, Refusal):
+            self._done.add(path)
+            self._refused(opened)
+        else:
+            self._open[path] = opened
+
+    def _look_at(self, path: Path, reader: RecordingReader) -> Sighting:
+        # Asked before the bytes are read: what a process wrote before it ended is then there to be read.
+        ended = self._end_of(reader)
+        look = reader.look(final=ended is not None)
+        sighting = Sighting(reader, look.marks, look.lost, reader.events(), ended)
+        if ended:
+            del self._open[path]
+            self._done.add(path)
+        return sighting
+
+    def _end_of(self, reader: RecordingReader) -> str | None:
+        if reader.closed_ns() is not None:
+            return "closed"
+        # A process holds no lock against itself, and its own thread cannot outlive it.
+        return None if self._own or reader.writer_lives() else "died"
+
+    def _ring_files(self) -> Iterator[Path]:
+        if self._own:
+            yield self._own
+            return
+        yield from sorted(_files_below(self._directory, levels=2))
+
+
+def _files_below(directory: Path, levels: int) -> Iterator[Path]:
+    try:
+        entries = list(os.scandir(directory))
+    except OSError:
+        return  # gone since it was listed, or not ours to read
+    for entry in entries:
+        if entry.name.endswith(layout.RING_SUFFIX):
+            yield Path(entry.path)
+        elif levels and entry.is_dir(follow_symlinks=False):
+            yield from _files_below(Path(entry.path), levels - 1)

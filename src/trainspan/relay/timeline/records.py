@@ -1,0 +1,75 @@
+"""What travels from the timeline to everybody behind it. All times are monotonic ns of the rank's host."""
+
+from typing import Literal, NamedTuple
+
+from trainspan.names import Phase
+
+
+class Interval(NamedTuple):
+    """A stretch of one step in which the rank was in one phase. `failed`: it was left by an exception."""
+
+    phase: Phase
+    start_ns: int
+    end_ns: int
+    failed: bool = False
+
+
+class RankStep(NamedTuple):
+    """One step of one rank. `intervals` are in order, without gap or overlap, from `start_ns` to `end_ns`.
+
+    `number`: the step's number in the attempt, from 0.
+    `microbatches`: backward passes in it.
+    `complete`: False for the step in which the process ended; its last interval then ends when the end was noticed.
+    """
+
+    number: int
+    start_ns: int
+    end_ns: int
+    intervals: tuple[Interval, ...]
+    microbatches: int
+    complete: bool = True
+
+
+def phase_times_of(step: RankStep) -> list[int]:
+    """Exclusive ns of each phase in `step`, by the number of the phase. They add up to its duration.
+
+    Computed once a step and handed to whoever counts it.
+
+    Cost: 1 µs for a plain step.
+    """
+    times_ns = [0] * len(Phase)
+    for phase, start_ns, end_ns, _failed in step.intervals:
+        times_ns[phase] += end_ns - start_ns
+    return times_ns
+
+
+EndReason = Literal["closed", "exception", "died"]
+
+
+class ProcessEnd(NamedTuple):
+    """How a recorded process ended.
+
+    `at_ns`: when it closed its recording, or when it was noticed that it is gone.
+    `reason`: `closed` in good order; `exception` closed after an uncaught exception; `died` without a word.
+    """
+
+    at_ns: int
+    reason: EndReason
+    exception_type: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended before its work was done."""
+        return self.reason != "closed"
+
+
+def phase_of_end(step: RankStep, reason: EndReason) -> Phase:
+    """The phase of `step` in which the process ended.
+
+    After an exception the rank still ran its way out of the program, so the phase that the exception left counts.
+    """
+    if reason == "exception":
+        for interval in reversed(step.intervals):
+            if interval.failed:
+                return interval.phase
+    return step.intervals[-1].phase if step.intervals else Phase.OTHER

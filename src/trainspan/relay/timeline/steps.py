@@ -1,0 +1,214 @@
+"""Marks of one rank → its steps, each cut into phases that never overlap and add up to it.
+
+How the cut is made:
+
+* A step runs from the end of the step before it to its own STEP mark. The first one starts at the first ENTER mark.
+* From one mark to the next the rank is in exactly one phase: the one the earlier mark names. That is exclusive time:
+  an optimizer that runs a closure is OPTIMIZER only outside the forward and backward in it.
+* OTHER directly between the end of a DATA_WAIT and the start of a FORWARD is H2D: in a plain loop the batch goes to
+  the device there. All other OTHER stays OTHER, also between a DATA_WAIT that failed and a FORWARD.
+* A DATA_WAIT directly followed by VALIDATION, and the OTHER between them, is VALIDATION: it fetched a batch to validate.
+* Two intervals that touch are never merged: an interval is one stay in a phase, and two stays are two calls. An interval
+  of no length is dropped, except the last one of an unfinished step, which says where the process ended.
+
+Whatever the words hold, the intervals of a step partition it. What makes no sense is counted in `invalid`: a code or
+phase that is unknown changes nothing, a time that goes backwards counts as the time before it, and a phase entered
+inside one that holds none ends that one.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from trainspan.names import Phase
+from trainspan.recording.layout import ABORT, CODE_MASK, ENTER, KIND_MASK, OPERAND_SHIFT, PHASE_MASK, RESUME, STEP
+from trainspan.relay.timeline.records import Interval, RankStep
+
+_HOLDERS: Final = (Phase.OTHER, Phase.OPTIMIZER)
+_KINDS: Final = (ENTER, RESUME, ABORT, STEP)
+
+
+def _legal_in(phase: Phase) -> frozenset[int]:
+    """The codes that a writer in good order can write while it is in `phase`."""
+    inner = [p for p in Phase if p not in (Phase.OTHER, phase)] if phase in _HOLDERS else []
+    outer = [p for p in _HOLDERS if p is not phase] if phase is not Phase.OTHER else []
+    return frozenset(
+        [ENTER | p for p in inner]
+        + [kind | p for kind in (RESUME, ABORT) for p in outer]
+        + ([STEP | p for p in _HOLDERS] if phase in _HOLDERS else [])
+    )
+
+
+_LEGAL: Final = {phase: _legal_in(phase) for phase in Phase}
+_OTHER: Final = Phase.OTHER
+_DATA_WAIT: Final = Phase.DATA_WAIT
+_VALIDATION: Final = Phase.VALIDATION
+_H2D: Final = Phase.H2D
+_ANY: Final = frozenset(kind | phase for kind in _KINDS for phase in Phase)
+
+# What a mark asks for beside the change of phase.
+_NOTHING: Final = 0
+_COUNT: Final = 1
+_RELABEL: Final = 2
+_CLOSE: Final = 3
+_TASKS: Final = {
+    ENTER | Phase.BACKWARD: _COUNT,
+    ENTER | Phase.FORWARD: _RELABEL,
+    ENTER | Phase.VALIDATION: _RELABEL,
+    **{STEP | phase: _CLOSE for phase in Phase},
+}
+_MEANING: Final = {
+    code: (Phase(code & PHASE_MASK), _LEGAL[Phase(code & PHASE_MASK)], _TASKS.get(code, _NOTHING)) for code in _ANY
+}
+
+_BEFORE_ALL_TIME: Final = -(1 << 63)
+
+
+class RankTimeline:
+    """The steps of one rank, as its marks come in.
+
+    Attributes:
+        invalid: marks that made no sense.
+        laps: how often marks were lost.
+        lost_ns: time of the steps that laps have torn out.
+        last_mark_ns: time of the newest mark; None before the first.
+        first_step_start_ns: when the first step began; None before that, and for ever if a lap has hidden it.
+        phase_now: what the rank is doing since `last_mark_ns`; None before the first mark and after a lap.
+    """
+
+    def __init__(self) -> None:
+        self.invalid = 0
+        self.laps = 0
+        self.lost_ns = 0
+        self.last_mark_ns: int | None = None
+        self.first_step_start_ns: int | None = None
+        self.phase_now: Phase | None = None
+        self._start_ns: int | None = None  # of the step being built; None while looking for where one starts
+        self._since_ns = _BEFORE_ALL_TIME  # start of the interval being built: the time of the newest mark
+        self._intervals: list[Interval] = []
+        self._microbatches = 0
+        self._number = 0  # of the step being built
+        self._torn_ns: int | None = None  # where the step that a lap has torn began
+
+    def feed(self, marks: Sequence[int]) -> list[RankStep]:
+        """The steps that `marks` complete.
+
+        Args:
+            marks: [time_ns, word, time_ns, word, …] as the ring holds them, following what was fed before.
+
+        Cost: 0.3 µs a mark, the relay's largest.
+        """
+        if len(marks) % 2:
+            self.invalid += 1
+        if self._start_ns is None:
+            marks = marks[self._find_start(marks) :]
+        if self._start_ns is None or self.phase_now is None:
+            return []
+        return self._cut(marks, self._start_ns, self.phase_now)
+
+    def gap(self, lost: int) -> None:
+        """Note that `lost` marks are missing before the next ones: start anew at the next STEP mark."""
+        if lost <= 0:
+            return
+        self.laps += 1
+        if self._start_ns is not None:
+            self._torn_ns = self._start_ns
+        self._start_ns = None
+        self.phase_now = None
+        self._intervals = []
+        self._microbatches = 0
+
+    def end(self, at_ns: int) -> RankStep | None:
+        """The step that is unfinished if the process ends at `at_ns`; None before the first and after a lap.
+
+        Its last interval names the phase the process ended in, even if it has no length. Changes nothing.
+        """
+        if self._start_ns is None or self.phase_now is None:
+            return None
+        at_ns = max(at_ns, self._since_ns)
+        last = Interval(self.phase_now, self._since_ns, at_ns)
+        intervals = (*self._intervals, last)
+        return RankStep(self._number, self._start_ns, at_ns, intervals, self._microbatches, complete=False)
+
+    def _find_start(self, marks: Sequence[int]) -> int:
+        """Index behind the mark with which a step begins, which is begun; the number of words if there is none."""
+        starts = (STEP,) if self.laps else (ENTER, STEP)
+        for index in range(0, len(marks) - 1, 2):
+            meaning = _MEANING.get(marks[index + 1] & CODE_MASK)
+            if meaning is None or marks[index] < self._since_ns:
+                self.invalid += 1
+            if meaning is None:
+                continue
+            self._since_ns = self.last_mark_ns = max(marks[index], self._since_ns)
+            self.phase_now = meaning[0]
+            if marks[index + 1] & KIND_MASK in starts:
+                self._begin(marks[index + 1])
+                return index + 2
+        return len(marks)
+
+    def _begin(self, word: int) -> None:
+        """Begin a step at the newest mark, `word`."""
+        self._start_ns = self._since_ns
+        if word & KIND_MASK == STEP:
+            self._number = max(word >> OPERAND_SHIFT, -1) + 1
+        if word & CODE_MASK == ENTER | Phase.BACKWARD:
+            self._microbatches = 1
+        if not self.laps:
+            self.first_step_start_ns = self._start_ns
+        if self._torn_ns is not None:
+            self.lost_ns += self._start_ns - self._torn_ns
+            self._torn_ns = None
+
+    def _cut(self, marks: Sequence[int], start_ns: int, phase: Phase) -> list[RankStep]:
+        """The steps that `marks` complete, while the one begun at `start_ns` is being built and the rank is in `phase`.
+
+        One loop over local names, and intervals made past their constructor: it would double the cost.
+        """
+        steps: list[RankStep] = []
+        new = tuple.__new__
+        intervals, microbatches, number = self._intervals, self._microbatches, self._number
+        since_ns, invalid, legal = self._since_ns, 0, _LEGAL[phase]
+        pairs = iter(marks)
+        for time_ns, word in zip(pairs, pairs, strict=False):
+            code = word & CODE_MASK
+            if code not in legal:
+                invalid += 1
+                if code not in _ANY:
+                    continue
+            if time_ns > since_ns:
+                intervals.append(new(Interval, (phase, since_ns, time_ns, ABORT <= code < STEP)))
+                since_ns = time_ns
+            elif time_ns < since_ns:
+                invalid += 1
+            phase, legal, task = _MEANING[code]
+            if task == _NOTHING:
+                continue
+            if task == _COUNT:
+                microbatches += 1
+            elif task == _RELABEL:
+                _relabel(intervals, phase)
+            else:
+                if word >= 0:
+                    number = word >> OPERAND_SHIFT
+                else:
+                    invalid += 1
+                steps.append(RankStep(number, start_ns, since_ns, tuple(intervals), microbatches))
+                intervals, microbatches, number, start_ns = [], 0, number + 1, since_ns
+        self._intervals, self._microbatches, self._number, self._start_ns = intervals, microbatches, number, start_ns
+        self.phase_now, self._since_ns, self.last_mark_ns = phase, since_ns, since_ns
+        self.invalid += invalid
+        return steps
+
+
+def _relabel(intervals: list[Interval], phase: Phase) -> None:
+    """Name the newest intervals by what they turn out to have led to: the start of `phase`."""
+    gap = 1 if intervals and intervals[-1][0] is _OTHER else 0
+    if len(intervals) <= gap:
+        return
+    waited, start_ns, end_ns, failed = intervals[-1 - gap]
+    if waited is not _DATA_WAIT:
+        return
+    if phase is _VALIDATION:
+        intervals[-1 - gap] = Interval(_VALIDATION, start_ns, end_ns, failed)
+    if gap and (phase is _VALIDATION or not failed):
+        _other, start_ns, end_ns, failed = intervals[-1]
+        intervals[-1] = Interval(_VALIDATION if phase is _VALIDATION else _H2D, start_ns, end_ns, failed)

@@ -1,0 +1,230 @@
+"""ONE table of every `TRAINSPAN_*` variable; what the OTel specification covers stays with its `OTEL_*` variable.
+
+Reading never raises: a value that is not understood becomes a `Problem` and the default is used. The rank prints
+problems as warnings; the command line refuses them (exit code 2), with the same words.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+PREFIX = "TRAINSPAN_"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The values in force. `None` means: not set, so the owner of the value decides."""
+
+    enabled: bool
+    relay: str
+    dir: str | None
+    recording_dir: str | None
+    run_id: str | None
+    attempt: int | None
+    ring_marks: int | None
+    spool_bytes: int
+    exception_message: bool
+    launch_id: str | None
+    rank_pid: int | None
+
+
+class Problem(NamedTuple):
+    """One variable that is not understood."""
+
+    variable: str
+    value: str
+    accepted: str
+
+    def __str__(self) -> str:
+        return f"{self.variable}={self.value!r} is not understood: {self.accepted}"
+
+
+class Variable(NamedTuple):
+    """One row of the table. `parse` raises ValueError for a value outside `accepted`."""
+
+    name: str
+    default: str
+    accepted: str
+    meaning: str
+    parse: Callable[[str], Any]
+
+    @property
+    def field(self) -> str:
+        """Its name in `Settings`: TRAINSPAN_RUN_ID is `run_id`."""
+        return self.name.removeprefix(PREFIX).lower()
+
+
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in _BOOLEANS:
+        raise ValueError(text)
+    return _BOOLEANS[text.lower()]
+
+
+def _relay(text: str) -> str:
+    if text not in ("process", "thread", "off"):
+        raise ValueError(text)
+    return text
+
+
+def _directory(text: str) -> str:
+    if not os.path.isabs(text):
+        raise ValueError(text)
+    return os.path.normpath(text)
+
+
+def _identifier(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", text):
+        raise ValueError(text)
+    return text
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _ring_marks(text: str) -> int:
+    marks = _count(text)
+    if marks & (marks - 1) or not 1 << 10 <= marks <= 1 << 26:
+        raise ValueError(text)
+    return marks
+
+
+def _bytes(text: str) -> int:
+    if not re.fullmatch(r"\d{1,15}", text) or int(text) < 1 << 20:
+        raise ValueError(text)
+    return int(text)
+
+
+VARIABLES = (
+    Variable(
+        "TRAINSPAN_ENABLED",
+        "0",
+        "use 1 or 0",
+        "Record training. The one switch: without it nothing of trainspan is loaded.",
+        _boolean,
+    ),
+    Variable(
+        "TRAINSPAN_RELAY",
+        "process",
+        "use process, thread or off",
+        "Who exports: a process per node; a thread of the rank, where no process may be started; "
+        "or nobody, and `trainspan replay` delivers later.",
+        _relay,
+    ),
+    Variable(
+        "TRAINSPAN_DIR",
+        "",
+        "use an absolute path",
+        "Where run folders are kept. Unset: `$XDG_STATE_HOME/trainspan`, else `~/.local/state/trainspan`.",
+        _directory,
+    ),
+    Variable(
+        "TRAINSPAN_RECORDING_DIR",
+        "",
+        "use an absolute path",
+        "Where ranks record: a local disk, or a volume shared with the relay. "
+        "Unset: memory of the host (`/dev/shm`), else the run folder.",
+        _directory,
+    ),
+    Variable(
+        "TRAINSPAN_RUN_ID",
+        "",
+        "use 1 to 128 letters, digits, '.', '_', ':' or '-', the first a letter or digit",
+        "Identity of the run over all its restarts. Unset: taken from the launcher or scheduler.",
+        _identifier,
+    ),
+    Variable(
+        "TRAINSPAN_ATTEMPT",
+        "",
+        "use a number from 0",
+        "Number of this incarnation of the run. Unset: from the restart counts of the scheduler and torchrun.",
+        _count,
+    ),
+    Variable(
+        "TRAINSPAN_RING_MARKS",
+        "",
+        "use a power of two from 1024 to 67108864",
+        "Marks (16 bytes each) a rank keeps until they are read. Unset: 65536, or 4194304 when the relay is off.",
+        _ring_marks,
+    ),
+    Variable(
+        "TRAINSPAN_SPOOL_BYTES",
+        "268435456",
+        "use a number of bytes from 1048576",
+        "Bound, per signal, of what is kept on disk while the endpoint does not take it.",
+        _bytes,
+    ),
+    Variable(
+        "TRAINSPAN_EXCEPTION_MESSAGE",
+        "0",
+        "use 1 or 0",
+        "Export the message of an uncaught exception too. Off, because messages can hold data and secrets.",
+        _boolean,
+    ),
+    Variable(
+        "TRAINSPAN_LAUNCH_ID",
+        "",
+        "use 1 to 128 letters, digits, '.', '_', ':' or '-', the first a letter or digit",
+        "Set by `trainspan run` and the torchrun agent for their workers: the run's identity when nobody gave one.",
+        _identifier,
+    ),
+    Variable(
+        "TRAINSPAN_RANK_PID",
+        "",
+        "leave it unset",
+        "Set by a recording process for what it starts: a process with another id is not a second rank.",
+        _count,
+    ),
+)
+
+
+def load(environ: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
+    """The settings in force, and every `TRAINSPAN_*` variable that is unknown or malformed.
+
+    An empty value counts as unset, as the OTel specification has it for its own variables.
+    """
+    values: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for variable in VARIABLES:
+        text = environ.get(variable.name, "").strip()
+        try:
+            values[variable.field] = variable.parse(text) if text else _default(variable)
+        except ValueError:
+            accepted = f"{variable.accepted}; going on with {variable.default or 'the default'}"
+            problems.append(Problem(variable.name, text, accepted))
+            values[variable.field] = _default(variable)
+    known = {variable.name for variable in VARIABLES}
+    problems += [
+        Problem(name, environ[name], _suggestion(name, sorted(known)))
+        for name in sorted(environ)
+        if name.startswith(PREFIX) and name not in known
+    ]
+    return Settings(**values), problems
+
+
+def _default(variable: Variable) -> Any:
+    return variable.parse(variable.default) if variable.default else None
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    # Imported only when there is something to complain about: it costs a rank's start-up 2 ms.
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=1)
+    return f"no such variable; did you mean {close[0]}?" if close else f"no such variable; known: {', '.join(known)}"
+
+
+def state_dir(settings: Settings, environ: Mapping[str, str]) -> str:
+    """The folder that holds `runs/`: TRAINSPAN_DIR, else the XDG state directory of this user."""
+    if settings.dir:
+        return settings.dir
+    xdg = environ.get("XDG_STATE_HOME", "")
+    base = xdg if os.path.isabs(xdg) else os.path.expanduser("~/.local/state")
+    return os.path.join(base, "trainspan")

@@ -1,0 +1,116 @@
+"""What the start-up hook runs in every Python process while TRAINSPAN_ENABLED is set.
+
+It tells the process's role and puts one import hook in place; everything else waits until torch is imported. It
+costs below 1 ms because it imports only what Python has loaded already (os, sys) and two small modules.
+"""
+
+import os
+import sys
+
+from trainspan.role import Role, role_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+_OFF = ("", "0", "false", "no", "off")
+AGENT_MODULE = "torch.distributed.elastic.agent.server.local_elastic_agent"
+
+
+class ImportWatch:
+    """Calls back when one of some modules has been imported. A miss costs one dictionary lookup per import."""
+
+    def __init__(self) -> None:
+        self._callbacks: dict[str, Callable[[ModuleType, int], None]] = {}
+
+    def add(self, name: str, callback: "Callable[[ModuleType, int], None]") -> None:
+        """Call `callback(module, started_ns)` once `name` is imported; at once if it is. It must not raise."""
+        if name in sys.modules:
+            callback(sys.modules[name], _now_ns())
+        else:
+            self._callbacks[name] = callback
+
+    def clear(self) -> None:
+        """Forget every callback that has not come."""
+        self._callbacks.clear()
+
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        """The spec the other finders give, with a loader that calls back; None for all other names."""
+        callback = self._callbacks.pop(name, None)
+        if callback is None:
+            return None
+        started_ns = _now_ns()
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find else None
+            if spec is not None:
+                _call_after_exec(spec, callback, started_ns)
+                return spec
+        self._callbacks[name] = callback
+        return None
+
+
+def _now_ns() -> int:
+    import time  # built in: no file is read
+
+    return time.monotonic_ns()
+
+
+def _call_after_exec(spec: "ModuleSpec", callback: "Callable[[ModuleType, int], None]", started_ns: int) -> None:
+    loader = spec.loader
+    exec_module = getattr(loader, "exec_module", None)
+    if exec_module is None:
+        return
+
+    def exec_then_call(module: "ModuleType") -> None:
+        exec_module(module)
+        del loader.exec_module  # type: ignore[union-attr]  # leave the loader as it was
+        callback(module, started_ns)
+
+    loader.exec_module = exec_then_call  # type: ignore[union-attr,method-assign]  # on this spec's instance alone
+
+
+watch = ImportWatch()
+
+
+def start() -> None:
+    """Watch for torch if this process may train or launches what trains. Called by `trainspan.pth`; never raises."""
+    if os.environ.get("TRAINSPAN_ENABLED", "").strip().lower() in _OFF or watch in sys.meta_path:
+        return
+    role = role_of(getattr(sys, "orig_argv", sys.argv), os.environ, os.getpid())
+    if role == Role.HELPER:
+        return
+    sys.meta_path.insert(0, watch)  # type: ignore[arg-type]  # a finder needs find_spec alone
+    if role == Role.AGENT:
+        watch.add(AGENT_MODULE, _agent_module_imported)
+    else:
+        watch.add("torch", lambda module, started_ns: _torch_imported(role, started_ns))
+
+
+def _torch_imported(role: str, started_ns: int) -> None:
+    """Hook torch, now that it is there. Loaded here and not above: see the module's docstring."""
+    try:
+        from trainspan.record import bootstrap
+
+        bootstrap.torch_imported(role, started_ns)
+    except Exception as error:
+        _step_aside(error)
+
+
+def _agent_module_imported(module: "ModuleType", started_ns: int) -> None:
+    try:
+        from trainspan.record import agent
+
+        agent.agent_imported()
+    except Exception as error:
+        _step_aside(error)
+
+
+def _step_aside(error: Exception) -> None:
+    from trainspan.guard import warn_once
+
+    warn_once("startup", f"not recording: {type(error).__name__}: {error}")
