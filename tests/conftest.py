@@ -1,12 +1,15 @@
 """What holds for every test: a known environment, and which machines can run what."""
 
 import os
-import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+BACKENDS = Path(__file__).resolve().parent.parent / "scripts" / "backends"
 
 # Set by a training job, by a user of OpenTelemetry, or by ourselves: none may reach into a test from outside.
 FOREIGN = ("TRAINSPAN_", "OTEL_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "RAY_", "KUBEFLOW_")
@@ -26,8 +29,8 @@ def _why_no_gpu() -> str | None:
 
 
 def _why_no_backends() -> str | None:
-    missing = [command for command in ("otelcol", "jaeger", "prometheus") if shutil.which(command) is None]
-    return f"not in PATH: {', '.join(missing)}" if missing else None
+    status = subprocess.run([sys.executable, BACKENDS, "status"], capture_output=True, text=True, check=False)
+    return status.stderr.strip() if status.returncode else None
 
 
 NEEDS: dict[str, Callable[[], str | None]] = {"gpu": _why_no_gpu, "backends": _why_no_backends}

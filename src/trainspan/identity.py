@@ -71,7 +71,8 @@ def _run_of(settings: Settings, environ: Mapping[str, str]) -> tuple[str, str]:
 
 def _folder_safe(run: str) -> str:
     """`run` with everything that does not belong in a folder name replaced: it comes from outside."""
-    safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in run)[:128].lstrip(".")
+    # ASCII alone: 128 letters of another script can take more bytes than a file name may have.
+    safe = "".join(c if (c.isascii() and c.isalnum()) or c in "._-" else "-" for c in run)[:128].lstrip(".-")
     return safe or "run"
 
 
@@ -86,7 +87,7 @@ def new_run_id() -> str:
 def _number(environ: Mapping[str, str], names: Sequence[str], default: int) -> int:
     for name in names:
         text = environ.get(name, "")
-        if text.isdecimal():
+        if text.isdecimal() and len(text) < 10:
             return int(text)
     return default
 

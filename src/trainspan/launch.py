@@ -41,7 +41,10 @@ def ensure_relay(how: str, recording_dir: Path, run_folder: Path, recording: Pat
 
 def relay_running(recording_dir: Path) -> bool:
     """Whether a relay serves `recording_dir` now."""
-    descriptor = _try_lock(recording_dir)
+    try:
+        descriptor = take_lock(recording_dir)
+    except FileNotFoundError:
+        return False  # its relay has taken the directory away
     if descriptor is None:
         return True
     os.close(descriptor)
@@ -50,10 +53,6 @@ def relay_running(recording_dir: Path) -> bool:
 
 def take_lock(recording_dir: Path) -> int | None:
     """The descriptor that holds the relay's lock; None if a relay has it."""
-    return _try_lock(recording_dir)
-
-
-def _try_lock(recording_dir: Path) -> int | None:
     descriptor = os.open(recording_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -64,7 +63,7 @@ def _try_lock(recording_dir: Path) -> int | None:
 
 
 def _ensure_process(recording_dir: Path, run_folder: Path) -> None:
-    descriptor = _try_lock(recording_dir)
+    descriptor = take_lock(recording_dir)
     if descriptor is None:
         return
     try:

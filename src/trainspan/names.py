@@ -78,6 +78,7 @@ SAMPLED_BECAUSE = "training.sampled.reason"
 END_REASON = "training.end.reason"
 FIRST_STEP = "training.step.first"
 LAST_STEP = "training.step.last"
+SPANS_CUT = "training.spans.cut"
 
 # Metric attributes.
 CLOCK = "training.clock"
@@ -124,6 +125,7 @@ SPAN_ATTRIBUTES = (
     Name(END_REASON, "How the process ended."),
     Name(FIRST_STEP, "First step of a segment."),
     Name(LAST_STEP, "Last step of a segment."),
+    Name(SPANS_CUT, "Phases of this rank's step that have no span, because the trace would be too large."),
 )
 
 METRIC_ATTRIBUTES = (

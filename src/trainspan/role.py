@@ -31,7 +31,7 @@ _HELPER_MARKERS = (
     "torch/_inductor/compile_worker",
     "torch._inductor.compile_worker",
 )
-_OPTIONS_WITH_VALUE = ("-X", "-W")
+_LONG_OPTION_WITH_VALUE = "--check-hash-based-pycs"
 
 
 def role_of(argv: "Sequence[str]", environ: "Mapping[str, str]", pid: int) -> str:
@@ -42,29 +42,37 @@ def role_of(argv: "Sequence[str]", environ: "Mapping[str, str]", pid: int) -> st
         environ: the process environment.
         pid: the process's own id.
     """
-    arguments = list(argv[1:])
-    text = " ".join(arguments[:6])
-    if any(marker in text for marker in _HELPER_MARKERS):
+    option, program = _program_of(argv)
+    if any(marker in program for marker in _HELPER_MARKERS):
         return Role.HELPER
-    if "multiprocessing.spawn" in text or "--multiprocessing-fork" in arguments:
+    if "multiprocessing.spawn" in program:
         return Role.SPAWNED
-    if _launches(arguments) and "TORCHELASTIC_RUN_ID" not in environ:
+    if "TORCHELASTIC_RUN_ID" not in environ and _launches(option, program):
         return Role.AGENT
     if environ.get(RANK_PID, str(pid)) != str(pid):
         return Role.SPAWNED
     return Role.RANK
 
 
-def _launches(arguments: "list[str]") -> bool:
-    """Whether the first thing run is one of the known launchers."""
-    position = 0
-    while position < len(arguments):
-        word = arguments[position]
-        if word == "-m":
-            return position + 1 < len(arguments) and arguments[position + 1] in _AGENT_MODULES
-        if word == "-c":
-            return False
-        if not word.startswith("-"):
-            return os.path.basename(word) in _AGENT_SCRIPTS
-        position += 2 if word in _OPTIONS_WITH_VALUE else 1
-    return False
+def _launches(option: str, program: str) -> bool:
+    """Whether this is one of the known launchers."""
+    return program in _AGENT_MODULES if option == "m" else not option and os.path.basename(program) in _AGENT_SCRIPTS
+
+
+def _program_of(argv: "Sequence[str]") -> "tuple[str, str]":
+    """What the interpreter runs: ("m", module), ("c", source), or ("", script); an empty script for none.
+
+    Source: https://docs.python.org/3/using/cmdline.html; short options may be joined, with their value too: `-um mod`.
+    """
+    words = iter(argv[1:])
+    for word in words:
+        if word == _LONG_OPTION_WITH_VALUE:
+            next(words, "")
+        elif not word.startswith("-"):
+            return "", word
+        elif not word.startswith("--"):
+            taking = next((place for place, letter in enumerate(word) if letter in "cmWX"), None)
+            value = "" if taking is None else word[taking + 1 :] or next(words, "")
+            if taking is not None and word[taking] in "cm":
+                return word[taking], value
+    return "", ""

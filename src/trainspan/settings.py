@@ -217,8 +217,10 @@ def _suggestion(name: str, known: list[str]) -> str:
     # Imported only when there is something to complain about: it costs a rank's start-up 2 ms.
     from difflib import get_close_matches
 
-    close = get_close_matches(name, known, n=1)
-    return f"no such variable; did you mean {close[0]}?" if close else f"no such variable; known: {', '.join(known)}"
+    # Without the prefix: with it, any two of our names are alike.
+    close = get_close_matches(name.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known], n=1)
+    advice = f"did you mean {PREFIX}{close[0]}?" if close else f"known: {', '.join(known)}"
+    return f"no such variable; {advice}"
 
 
 def state_dir(settings: Settings, environ: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
 _OFF = ("", "0", "false", "no", "off")
 AGENT_MODULE = "torch.distributed.elastic.agent.server.local_elastic_agent"
@@ -40,38 +41,39 @@ class ImportWatch:
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         """The spec the other finders give, with a loader that calls back; None for all other names."""
-        callback = self._callbacks.pop(name, None)
-        if callback is None:
+        if name not in self._callbacks:
             return None
-        started_ns = _now_ns()
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
-            spec = find(name, path, target) if find else None
+            spec: ModuleSpec | None = find(name, path, target) if find else None
             if spec is not None:
-                _call_after_exec(spec, callback, started_ns)
+                self._call_after_exec(spec)
                 return spec
-        self._callbacks[name] = callback
         return None
+
+    def _call_after_exec(self, spec: "ModuleSpec") -> None:
+        # The callback stays until a module has been executed: to look for one (`importlib.util.find_spec`, as
+        # transformers does for torch) is not to import it, and an import that failed may be tried again.
+        loader: Any = spec.loader
+        exec_module = getattr(loader, "exec_module", None)
+        if exec_module is None:
+            return
+
+        def exec_then_call(module: "ModuleType") -> None:
+            started_ns = _now_ns()
+            exec_module(module)
+            del loader.exec_module  # leave the loader as it was
+            callback = self._callbacks.pop(spec.name, None)
+            if callback is not None:
+                callback(module, started_ns)
+
+        loader.exec_module = exec_then_call  # on this spec's instance alone
 
 
 def _now_ns() -> int:
     import time  # built in: no file is read
 
     return time.monotonic_ns()
-
-
-def _call_after_exec(spec: "ModuleSpec", callback: "Callable[[ModuleType, int], None]", started_ns: int) -> None:
-    loader = spec.loader
-    exec_module = getattr(loader, "exec_module", None)
-    if exec_module is None:
-        return
-
-    def exec_then_call(module: "ModuleType") -> None:
-        exec_module(module)
-        del loader.exec_module  # type: ignore[union-attr]  # leave the loader as it was
-        callback(module, started_ns)
-
-    loader.exec_module = exec_then_call  # type: ignore[union-attr,method-assign]  # on this spec's instance alone
 
 
 watch = ImportWatch()
@@ -84,7 +86,7 @@ def start() -> None:
     role = role_of(getattr(sys, "orig_argv", sys.argv), os.environ, os.getpid())
     if role == Role.HELPER:
         return
-    sys.meta_path.insert(0, watch)  # type: ignore[arg-type]  # a finder needs find_spec alone
+    sys.meta_path.insert(0, watch)
     if role == Role.AGENT:
         watch.add(AGENT_MODULE, _agent_module_imported)
     else:

@@ -16,7 +16,7 @@ COMMANDS = (
     Command("run", "Start training, recorded; ends with where to look.", "trainspan.cli.run"),
     Command("report", "Show a run: phases, slow steps, how each rank ended.", "trainspan.cli.report"),
     Command("demo", "Train the shipped example on this machine and show its report.", "trainspan.cli.demo"),
-    Command("doctor", "Say what works here, what would be exported where, and what is missing.", "trainspan.cli.doctor"),
+    Command("doctor", "Say what works here, what would go where, and what is missing.", "trainspan.cli.doctor"),
     Command("replay", "Deliver what is on disk to the OTLP endpoint, exactly once.", "trainspan.cli.replay"),
     Command("relay", "Export recordings by hand: in a sidecar, a DaemonSet, on a login node.", "trainspan.cli.relay"),
     Command("names", "List every span, metric, attribute and setting.", "trainspan.cli.names"),

@@ -6,7 +6,7 @@ from importlib import import_module
 from threading import get_ident
 from time import monotonic_ns
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainspan import settings, startup
 from trainspan.guard import warn_once
@@ -19,37 +19,34 @@ _HOOKS = "trainspan.record.hooks"
 _LAUNCHED = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
-class Session(NamedTuple):
-    """What has been installed. `uninstall()` takes every hook out of torch again; the recording stays open."""
-
-    recorder: Recorder
-    patches: Patches
-
-    def uninstall(self) -> None:
-        """Leave torch as it was."""
-        self.patches.undo()
-
-
 def torch_imported(role: str, started_ns: int) -> None:
     """Called by the start-up hook when `import torch` has ended; `started_ns` is when it began."""
-    session = install()
-    session.recorder.event("import", module="torch", start_ns=started_ns, end_ns=monotonic_ns())
+    recorder = make_recorder()
+    place_hooks(recorder)
+    recorder.event("import", module="torch", start_ns=started_ns, end_ns=monotonic_ns())
     # A launched rank is recorded from here on, so that a death before the first step is seen too. Any other process
     # may import torch and never train: it is recorded once it makes an optimizer.
     if role == Role.RANK and any(name in os.environ for name in _LAUNCHED):
-        session.recorder.begin()
+        recorder.begin()
 
 
-def install() -> Session:
-    """Put every hook that this torch admits into torch. A hook that does not fit warns once and is left out."""
+def make_recorder() -> Recorder:
+    """A recorder of this process with the settings of its environment; what is wrong with those is said once."""
     values, problems = settings.load(os.environ)
     for problem in problems:
         warn_once(problem.variable, str(problem))
-    recorder = Recorder(make_marker(get_ident), values)
+    return Recorder(make_marker(get_ident), values)
+
+
+def place_hooks(recorder: Recorder) -> Patches:
+    """Put every hook that this torch admits into torch; undoing the patches takes them out again.
+
+    A hook that does not fit warns once and is left out.
+    """
     patches = Patches()
     for name, place in _PLACES.items():
         _install_hook(name, lambda place=place, name=name: place(_hook(name), recorder, patches))
-    return Session(recorder, patches)
+    return patches
 
 
 def _install_hook(name: str, place: Callable[[], Any]) -> None:
@@ -80,6 +77,8 @@ def _place_optimizer(hook: ModuleType, recorder: Recorder, patches: Patches) -> 
     def place_forward() -> None:
         search = _hook("forward").install(recorder.marker, patches)
         recorder.on_begin(search.begin)
+        if recorder.recording:
+            search.begin()
         stepped.append(search.step_ended)
 
     _install_hook("forward", place_forward)

@@ -41,6 +41,11 @@ class Recorder:
         """Whether this process has a recording open."""
         return self._writer is not None
 
+    @property
+    def directory(self) -> Path | None:
+        """Where this process records; None while it does not."""
+        return None if self._writer is None else self._writer.path.parent
+
     def begin(self) -> None:
         """Open the recording, unless it is open or could not be opened. Never raises."""
         if self._writer is not None or self._failed:
@@ -134,12 +139,15 @@ def open_writer(settings: Settings, identity: Identity, capacity: int | None = N
     """
     state = state_dir(settings, os.environ)
     read_along = settings.relay != "off"
-    directory = places.recording_dir(state, identity.run, settings.recording_dir, in_memory=read_along)
     default = layout.CAPACITY_DEFAULT if read_along else layout.CAPACITY_UNREAD
-    writer = RecordingWriter.create(
-        directory, identity, capacity or settings.ring_marks or default, process_start_ns()
-    )
-    launch.ensure_relay(settings.relay, directory, places.run_folder(state, identity.run), writer.path)
+    marks = capacity or settings.ring_marks or default
+    directory = places.recording_dir(state, identity.run, settings.recording_dir, in_memory=read_along)
+    if not directory.is_dir():
+        # An earlier relay of this run was just taking its empty directory away.
+        directory = places.recording_dir(state, identity.run, settings.recording_dir, in_memory=read_along)
+    writer = RecordingWriter.create(directory, identity, marks, process_start_ns())
+    folder = places.make_private(places.run_folder(state, identity.run))
+    launch.ensure_relay(settings.relay, directory, folder, writer.path)
     return writer
 
 

@@ -11,9 +11,11 @@ others find it.
 """
 
 import contextlib
+import fcntl
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from trainspan.errors import RecordingRefused
@@ -78,6 +80,28 @@ def recording_dir(state: str, run: str, explicit: str | None, *, in_memory: bool
     return _agreed_link(place)
 
 
+def retire(directory: Path, folder: Path | None, lock_name: str) -> None:
+    """Take away a recording directory in the host's memory that holds no recording any more, and the link to it.
+
+    Args:
+        directory: what `recording_dir` gave.
+        folder: the run folder.
+        lock_name: the file in it that its relay holds locked.
+
+    Directories elsewhere stay. The link goes first: who comes now makes a new directory. Who had followed it already
+    finds nothing (`recording_dir` is to be asked again) or has made a recording, which then keeps the directory.
+    """
+    link = folder / "recordings" / os.uname().nodename if folder else None
+    if link is None or not link.is_symlink() or _target_of(link) != directory:
+        return
+    if any(entry.name != lock_name for entry in os.scandir(directory)):
+        return
+    with contextlib.suppress(OSError):
+        link.unlink()
+        (directory / lock_name).unlink(missing_ok=True)
+        directory.rmdir()
+
+
 def _agreed_link(link: Path) -> Path:
     """The directory `link` points to; the first process to come makes both."""
     for _ in range(8):
@@ -111,7 +135,20 @@ def _point(link: Path, target: Path) -> None:
     try:
         os.symlink(target, link)
     except FileExistsError:
-        if _target_of(link) is None:
-            spare = link.with_name(f".{link.name}.{os.getpid()}")
-            os.symlink(target, spare)
-            os.replace(spare, link)
+        # Locked: between another's look and its replacement it would replace a link that others already follow.
+        with _locked(link.with_name(f".{link.name}.lock")):
+            if _target_of(link) is None:
+                spare = link.with_name(f".{link.name}.new")
+                spare.unlink(missing_ok=True)  # a process killed right here may have left one
+                os.symlink(target, spare)
+                os.replace(spare, link)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

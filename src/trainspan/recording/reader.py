@@ -59,6 +59,7 @@ class RecordingReader:
         self._newest_ns = 0  # time of mark number `_published - 1`
         self._last_ns = 0  # time of mark number `_consumed - 1`
         self._events_offset = 0
+        self._words_at_close: tuple[int, int, int] | None = None
 
     def look(self, *, final: bool = False) -> Look:
         """The marks that the look before this one had found; with `final`, all of them.
@@ -112,7 +113,8 @@ class RecordingReader:
         return [event for line in whole.splitlines() if (event := self._parse_event(line)) is not None]
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file. What its header said last can still be asked."""
+        self._words_at_close = self._live_words()
         os.close(self._descriptor)
 
     def remove(self) -> None:
@@ -131,6 +133,8 @@ class RecordingReader:
         return None
 
     def _live_words(self) -> tuple[int, int, int]:
+        if self._words_at_close is not None:
+            return self._words_at_close
         text = self._pread(layout.WORD_LAPS * layout.WORD_BYTES, layout.LIVE_WORDS.size)
         if len(text) < layout.LIVE_WORDS.size:
             self.errors += 1

@@ -1,5 +1,8 @@
 """Forward of the root module only, and validation: a root called without gradients and not in training mode.
 
+A root all of whose parameters are frozen is no model under training (a teacher, a feature extractor): its calls are
+forward, whatever their mode.
+
 Roots are found while `nn.Module.__call__` is patched on the class: every outermost callee that has parameters is one
 (a loss has none). After the first step the class is restored, and each root keeps a `RootCall` in
 `_compiled_call_impl`, the slot `nn.Module` itself consults. So an inner module costs nothing, and pickling,
@@ -35,7 +38,7 @@ class RootCall:
     which is what an uninstrumented module has in the slot.
     """
 
-    __slots__ = ("abort", "called", "enter", "inner", "module", "resume")
+    __slots__ = ("abort", "called", "enter", "inner", "module", "resume", "without_grad")
 
     def __init__(self, module: nn.Module, inner: Callable[..., Any] | None, marker: Marker, called: list[int]):
         self.module = weakref.ref(module)
@@ -44,13 +47,14 @@ class RootCall:
         self.resume = marker.resume
         self.abort = marker.abort
         self.called = called
+        self.without_grad = _phase_without_grad(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module: Any = self.module()
         call = self.inner or module._call_impl
         if _is_compiling():
             return call(*args, **kwargs)
-        outer = self.enter(_FORWARD if _is_grad_enabled() or module.training else _VALIDATION)
+        outer = self.enter(_FORWARD if _is_grad_enabled() or module.training else self.without_grad)
         if outer < 0:
             return call(*args, **kwargs)
         self.called[0] = 1
@@ -145,7 +149,7 @@ class RootSearch:
         def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if _is_compiling() or isinstance(module.__dict__.get(_SLOT), RootCall) or not _has_parameters(module):
                 return call(module, *args, **kwargs)
-            outer = enter(_FORWARD if _is_grad_enabled() or module.training else _VALIDATION)
+            outer = enter(_FORWARD if _is_grad_enabled() or module.training else _phase_without_grad(module))
             if outer < 0:
                 return call(module, *args, **kwargs)
             called[0] = 1
@@ -172,6 +176,10 @@ def install(marker: Marker, patches: Patches) -> RootSearch:
         raise KeyError(_SLOT)
     _clear_slot_of_replicas(patches)
     return RootSearch(marker, patches)
+
+
+def _phase_without_grad(module: nn.Module) -> int:
+    return _VALIDATION if any(parameter.requires_grad for parameter in module.parameters()) else _FORWARD
 
 
 def _has_parameters(module: nn.Module) -> bool:

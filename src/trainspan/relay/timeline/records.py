@@ -51,25 +51,38 @@ class ProcessEnd(NamedTuple):
 
     `at_ns`: when it closed its recording, or when it was noticed that it is gone.
     `reason`: `closed` in good order; `exception` closed after an uncaught exception; `died` without a word.
+    `cause`: the exception's type, or the signal if the launcher has told: `SIGKILL`.
     """
 
     at_ns: int
     reason: EndReason
-    exception_type: str | None = None
+    cause: str | None = None
 
     @property
     def failed(self) -> bool:
         """Whether it ended before its work was done."""
         return self.reason != "closed"
 
+    def sentence(self, step: RankStep | None) -> str:
+        """The end in words: `process ended by SIGKILL in backward of step 41`; without a step, it was in init."""
+        by = f" by {self.cause}" if self.cause else ""
+        where = f"{phase_of_end(step, self.reason).wire} of step {step.number}" if step else "init"
+        return f"process ended{by} in {where}"
+
+
+def place_of_end(step: RankStep, reason: EndReason) -> int:
+    """Which interval of `step`, an unfinished one, the process ended in.
+
+    That is the last one. But after an exception the rank still ran its way out of the program: if the last interval
+    directly follows one that an exception left, the innermost of those counts.
+    """
+    place = len(step.intervals) - 1
+    if reason == "exception":
+        while place > 0 and step.intervals[place - 1].failed:
+            place -= 1
+    return place
+
 
 def phase_of_end(step: RankStep, reason: EndReason) -> Phase:
-    """The phase of `step` in which the process ended.
-
-    After an exception the rank still ran its way out of the program, so the phase that the exception left counts.
-    """
-    if reason == "exception":
-        for interval in reversed(step.intervals):
-            if interval.failed:
-                return interval.phase
-    return step.intervals[-1].phase if step.intervals else Phase.OTHER
+    """The phase of `step`, an unfinished one, that the process ended in."""
+    return step.intervals[place_of_end(step, reason)].phase

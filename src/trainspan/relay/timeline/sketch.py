@@ -1,13 +1,13 @@
 """Quantiles of a stream in bounded memory, mergeable over ranks, nodes and time.
 
-The buckets are those of OpenTelemetry's exponential histogram at scale 6: bucket `i` holds `base**i < value <= base**(i+1)`
-with `base = 2**(1/64)`. An answer from the middle of a bucket is at most 0.55 % off; 1 % is what is promised.
+The buckets are those of OpenTelemetry's exponential histogram at scale 6: bucket `i` holds values above `base**i` up to
+`base**(i+1)`, where `base = 2**(1/64)`. An answer from the middle of a bucket is at most 0.55 % off; 1 % is promised.
 
 Source: Masson, Rim, Lee: DDSketch (VLDB 2019); OpenTelemetry data model, exponential histogram.
 """
 
 from collections.abc import Mapping
-from math import ceil, floor, inf, log2
+from math import ceil, floor, inf, isfinite, log2
 from typing import Any, Final
 
 SCALE: Final = 6
@@ -45,9 +45,9 @@ class Sketch:
         """
         self.count += 1
         self.total += value
-        if value < self.least:
+        if value < self.least:  # noqa: PLR1730 (a call of `min` would cost half as much as everything here)
             self.least = value
-        if value > self.greatest:
+        if value > self.greatest:  # noqa: PLR1730
             self.greatest = value
         index = ceil(log2(value) * _PER_OCTAVE) - 1 if value > 0 else _LEAST_INDEX - 1
         if index < _LEAST_INDEX:
@@ -72,7 +72,7 @@ class Sketch:
         return self.total / self.count if self.count else None
 
     def quantile(self, q: float) -> float | None:
-        """The value that a share `q` (0 to 1) of the values does not exceed, within 1 %; None when nothing was counted."""
+        """The value that a share `q` (0 to 1) of the values does not exceed, within 1 %; None without values."""
         if not self.count:
             return None
         rank = floor(q * (self.count - 1))
@@ -130,9 +130,11 @@ class Sketch:
             raise ValueError("a sketch with a bucket out of range")
         if self.count and not 0 <= self.least <= self.greatest < inf:
             raise ValueError(f"a sketch from {self.least} to {self.greatest}")
+        if not isfinite(self.total):
+            raise ValueError(f"a sketch of sum {self.total}")
 
 
 def _middle_of(index: int) -> float:
     """The value whose relative distance to both ends of bucket `index` is the same."""
-    low, high = 2.0 ** (index / _PER_OCTAVE), 2.0 ** ((index + 1) / _PER_OCTAVE)
+    low, high = (float(2 ** (i / _PER_OCTAVE)) for i in (index, index + 1))
     return 2 * low * high / (low + high)

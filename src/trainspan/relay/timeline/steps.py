@@ -7,9 +7,9 @@ How the cut is made:
   an optimizer that runs a closure is OPTIMIZER only outside the forward and backward in it.
 * OTHER directly between the end of a DATA_WAIT and the start of a FORWARD is H2D: in a plain loop the batch goes to
   the device there. All other OTHER stays OTHER, also between a DATA_WAIT that failed and a FORWARD.
-* A DATA_WAIT directly followed by VALIDATION, and the OTHER between them, is VALIDATION: it fetched a batch to validate.
-* Two intervals that touch are never merged: an interval is one stay in a phase, and two stays are two calls. An interval
-  of no length is dropped, except the last one of an unfinished step, which says where the process ended.
+* A DATA_WAIT directly followed by VALIDATION, and the OTHER between them, is VALIDATION: it fetched a batch for it.
+* Two intervals that touch are never merged: an interval is one stay in a phase, and two stays are two calls. An
+  interval of no length is dropped, except the last one of an unfinished step, which says where the process ended.
 
 Whatever the words hold, the intervals of a step partition it. What makes no sense is counted in `invalid`: a code or
 phase that is unknown changes nothing, a time that goes backwards counts as the time before it, and a phase entered
@@ -71,7 +71,8 @@ class RankTimeline:
         laps: how often marks were lost.
         lost_ns: time of the steps that laps have torn out.
         last_mark_ns: time of the newest mark; None before the first.
-        first_step_start_ns: when the first step began; None before that, and for ever if a lap has hidden it.
+        first_step_start_ns: when the first step began; None before that, and for ever if a lap has hidden it (see
+            `started`).
         phase_now: what the rank is doing since `last_mark_ns`; None before the first mark and after a lap.
     """
 
@@ -88,6 +89,15 @@ class RankTimeline:
         self._microbatches = 0
         self._number = 0  # of the step being built
         self._torn_ns: int | None = None  # where the step that a lap has torn began
+
+    @property
+    def started(self) -> bool:
+        """Whether the first step has begun, known or hidden by a lap."""
+        return self.first_step_start_ns is not None or self.laps > 0
+
+    def init_end_ns(self, end_ns: int) -> int | None:
+        """When a process that ended at `end_ns` was through with its init; None if a lap has hidden it."""
+        return self.first_step_start_ns if self.started else end_ns
 
     def feed(self, marks: Sequence[int]) -> list[RankStep]:
         """The steps that `marks` complete.

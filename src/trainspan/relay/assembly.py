@@ -1,0 +1,210 @@
+"""Brings together what the local ranks of one attempt say of the same step, and of the end.
+
+A step is decided (does it get a trace?) when every local rank that lives has completed it, so that its root spans them
+all and slow means slow on the slowest. Nobody waits for ever: a step older than `PATIENCE_NS`, or the oldest of too many,
+is decided with what is there, and what comes later joins its trace.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from opentelemetry.sdk._logs import ReadableLogRecord
+from opentelemetry.sdk.trace import ReadableSpan
+
+from trainspan.identity import Identity
+from trainspan.relay.follower import RankFollower
+from trainspan.relay.signals.attempts import attempt_span, process_spans, segment_span
+from trainspan.relay.signals.logs import died_record, exception_record
+from trainspan.relay.signals.sampling import Sampling, StepSampler
+from trainspan.relay.signals.spans import RankPart, step_spans
+from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_times_of
+from trainspan.relay.timeline.segments import Segment
+
+PATIENCE_NS: Final = 10_000_000_000
+PATIENCE_AFTER_END_NS: Final = 1_500_000_000
+"""How long a step in which a process has ended waits for the other ranks, which are usually being ended too."""
+
+MOST_WAITING: Final = 256
+MOST_DECIDED: Final = 1024
+
+
+class Output(NamedTuple):
+    """What an attempt has to tell since it was last asked. `cut`: spans left out at the bound of a trace."""
+
+    spans: list[ReadableSpan]
+    records: list[ReadableLogRecord]
+    cut: int
+
+
+class _Part(NamedTuple):
+    follower: RankFollower
+    step: RankStep
+    since_ns: int
+    end: ProcessEnd | None
+
+
+class Assembly:
+    """One attempt on this node.
+
+    Args:
+        identity: any of its ranks.
+        sampling: which steps get a trace.
+    """
+
+    def __init__(self, identity: Identity, sampling: Sampling):
+        self.followers: list[RankFollower] = []
+        self._identity = identity
+        self._sampling = sampling
+        self._sampler = StepSampler(sampling, identity.run, identity.attempt)
+        self._waiting: dict[int, list[_Part]] = {}
+        self._decided: OrderedDict[int, str | None] = OrderedDict()
+        self._last: tuple[int, list[_Part]] | None = None  # the newest decided step, if it has no trace
+        self._output = Output([], [], 0)
+        self._closed = False
+
+    def add_steps(self, follower: RankFollower, steps: list[RankStep], now_ns: int) -> None:
+        """Take over steps that one rank has completed."""
+        for step in steps:
+            self._add(_Part(follower, step, now_ns, None))
+
+    def add_segments(self, follower: RankFollower, segments: Iterable[Segment]) -> None:
+        """Take over stretches of training that are over; rank 0 speaks for all."""
+        if follower.source.identity.rank == 0 and not self._sampling.off:
+            self._output.spans.extend(segment_span(follower.source, segment) for segment in segments)
+
+    def add_end(self, follower: RankFollower, now_ns: int, observed_unix_ns: int) -> None:
+        """Take over the end of a process, which `follower.finish` has noted."""
+        end = follower.end
+        if end is None:
+            return
+        if follower.unfinished is not None:
+            self._add(_Part(follower, follower.unfinished, now_ns, end))
+        self.add_segments(follower, follower.segments.end(end.at_ns))
+        self._tell_process(follower, end)
+        self._tell_records(follower, end, observed_unix_ns)
+
+    def turn(self, now_ns: int) -> Output:
+        """Decide what can be decided, and hand out what there is to tell."""
+        for number in sorted(self._waiting):
+            if self._is_due(number, now_ns):
+                self._decide(number)
+        if self._all_ended() and len(self.followers) >= self._identity.local_world_size:
+            self.close()
+        return self._take_output()
+
+    def finish(self) -> Output:
+        """Decide everything that is left, and hand it out."""
+        self.close()
+        return self._take_output()
+
+    def close(self) -> None:
+        """Decide everything that is left and end the attempt's trace, once."""
+        for number in sorted(self._waiting):
+            self._decide(number)
+        if self._closed or not self._all_ended():
+            return
+        self._closed = True
+        if self._last is not None:
+            reason = self._sampler.reason_for_last()
+            if reason is not None:
+                self._trace(self._last[1], reason)
+        self._tell_attempt()
+
+    def _all_ended(self) -> bool:
+        return bool(self.followers) and all(follower.end is not None for follower in self.followers)
+
+    def _add(self, part: _Part) -> None:
+        number = part.step.number
+        if number in self._decided:
+            self._late(part)
+            return
+        self._waiting.setdefault(number, []).append(part)
+        if len(self._waiting) > MOST_WAITING:
+            self._decide(min(self._waiting))
+
+    def _is_due(self, number: int, now_ns: int) -> bool:
+        parts = self._waiting[number]
+        ended = any(part.end is not None for part in parts)
+        patience_ns = PATIENCE_AFTER_END_NS if ended else PATIENCE_NS
+        if now_ns - parts[0].since_ns > patience_ns:
+            return True
+        return all(
+            follower.end is not None or (follower.last_number is not None and follower.last_number >= number)
+            for follower in self.followers
+        )
+
+    def _decide(self, number: int) -> None:
+        parts = self._waiting.pop(number)
+        longest = max(parts, key=lambda part: part.step.end_ns - part.step.start_ns).step
+        failed = any(part.end is not None or _left_by_exception(part.step) for part in parts)
+        reason = self._sampler.reason_for(number, longest.end_ns - longest.start_ns, longest.end_ns, failed=failed)
+        self._decided[number] = reason
+        if len(self._decided) > MOST_DECIDED:
+            self._decided.popitem(last=False)
+        self._last = None if reason else (number, parts)
+        for part in parts:
+            _summarise(part, reason)
+        if reason:
+            self._trace(parts, reason)
+
+    def _late(self, part: _Part) -> None:
+        reason = self._decided[part.step.number]
+        _summarise(part, reason)
+        if reason:
+            self._trace([part], reason)
+
+    def _trace(self, parts: list[_Part], reason: str) -> None:
+        made = step_spans([RankPart(part.follower.source, part.step, part.end) for part in parts], reason)
+        self._tell(made.spans, made.cut)
+
+    def _tell_process(self, follower: RankFollower, end: ProcessEnd) -> None:
+        if self._sampling.off:
+            return
+        timeline = follower.timeline
+        init_end_ns = timeline.first_step_start_ns
+        if timeline.last_mark_ns is None:
+            init_end_ns = end.at_ns
+        made = process_spans(
+            follower.source,
+            follower.reader.process_start_ns,
+            init_end_ns,
+            end,
+            follower.unfinished,
+            follower.torch_import_ns,
+        )
+        self._tell(made.spans, made.cut)
+
+    def _tell_records(self, follower: RankFollower, end: ProcessEnd, observed_unix_ns: int) -> None:
+        step = follower.unfinished
+        if follower.exception is not None:
+            record = exception_record(follower.source, follower.exception, step, observed_unix_ns)
+            self._output.records.append(record)
+        elif end.failed:
+            self._output.records.append(died_record(follower.source, end, step, observed_unix_ns))
+
+    def _tell_attempt(self) -> None:
+        first = next((follower for follower in self.followers if follower.source.identity.rank == 0), None)
+        ends = [(follower.source, follower.end) for follower in self.followers if follower.end is not None]
+        if first is None or self._sampling.off:
+            return
+        start_unix_ns = min(f.source.unix_of(f.reader.process_start_ns) for f in self.followers)
+        self._tell([attempt_span(first.source, start_unix_ns, ends)], 0)
+
+    def _tell(self, spans: list[ReadableSpan], cut: int) -> None:
+        self._output.spans.extend(spans)
+        self._output = self._output._replace(cut=self._output.cut + cut)
+
+    def _take_output(self) -> Output:
+        output, self._output = self._output, Output([], [], 0)
+        return output
+
+
+def _summarise(part: _Part, reason: str | None) -> None:
+    if part.end is None:
+        anchor = part.follower.source.anchor
+        part.follower.summary.add(part.step, phase_times_of(part.step), anchor, reason)
+
+
+def _left_by_exception(step: RankStep) -> bool:
+    return any(interval.failed for interval in step.intervals)

@@ -1,0 +1,109 @@
+"""Follows one rank's recording: its marks become steps, and its steps its account, its distributions and its summary."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainspan.recording.reader import RecordingReader
+from trainspan.relay.goodput.account import Account
+from trainspan.relay.otlp.resource import rank_resource
+from trainspan.relay.signals.aggregates import StepAggregates
+from trainspan.relay.signals.contexts import RankSource
+from trainspan.relay.signals.metrics import RankReading
+from trainspan.relay.tail import Sighting
+from trainspan.relay.timeline.rank_summary import RankSummary
+from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_times_of
+from trainspan.relay.timeline.segments import Segment, Segments
+from trainspan.relay.timeline.steps import RankTimeline
+
+
+class RankFollower:
+    """What is known of one rank's process.
+
+    Attributes:
+        source: who it is.
+        timeline: its steps as they come.
+        account: its wall clock.
+        summary: what the report will say of it.
+        segments: its stretches of training.
+        exception: the event of the uncaught exception that ended it; None if there was none.
+        torch_import_ns: start and end of its import of torch; None if not known.
+        end: how it ended; None while it lives.
+        unfinished: the step it ended in; None while it lives, and if it ended in none.
+        last_number: number of its last completed step; None before it.
+    """
+
+    def __init__(self, reader: RecordingReader, environ: Mapping[str, str], aggregates: StepAggregates, *, own: bool):
+        identity = reader.identity
+        self.reader = reader
+        self.source = RankSource(identity, reader.anchor, rank_resource(identity, environ))
+        self.timeline = RankTimeline()
+        self.account = Account(reader.process_start_ns)
+        self.summary = RankSummary(reader.path.stem, identity, reader.anchor.unix_of(reader.process_start_ns))
+        self.segments = Segments(reader.process_start_ns)
+        self.exception: Mapping[str, Any] | None = None
+        self.torch_import_ns: tuple[int, int] | None = None
+        self.end: ProcessEnd | None = None
+        self.unfinished: RankStep | None = None
+        self.last_number: int | None = None
+        self._aggregates = aggregates
+        self._own_aggregates = own
+        self._last_step_end_ns: int | None = None
+        self._reported_end = False
+
+    def take(self, sighting: Sighting) -> list[RankStep]:
+        """The steps that what was seen completes, counted everywhere but in the summary."""
+        for event in sighting.events:
+            self._take_event(event)
+        self.timeline.gap(sighting.lost)
+        self.summary.marks_lost += sighting.lost
+        steps = self.timeline.feed(sighting.marks)
+        if self.timeline.last_mark_ns is not None:
+            self.account.start(self.timeline.first_step_start_ns)
+        for step in steps:
+            times_ns = phase_times_of(step)
+            self.account.charge(step, times_ns)
+            self._aggregates.fold(step, times_ns)
+        if steps:
+            self.last_number = steps[-1].number
+            self._last_step_end_ns = steps[-1].end_ns
+        return steps
+
+    def over_segments(self, steps: list[RankStep], until_ns: int) -> list[Segment]:
+        """The stretches of training that `steps`, or the time alone, have ended."""
+        over: list[Segment] = []
+        for step in steps:
+            over += self.segments.count(step.number, step.end_ns)
+        # Marks arrive one look late: a stretch is over once nothing can come any more that ended in it.
+        return over + self.segments.advance(until_ns)
+
+    def finish(self, end: ProcessEnd) -> None:
+        """Take over how the process ended; everything it wrote has been taken."""
+        self.end = end
+        unfinished = self.timeline.end(end.at_ns)
+        self.account.close(end, unfinished)
+        # A loop that came to its end has begun a step it never meant to take: that is no step the process ended in.
+        self.unfinished = unfinished if end.failed else None
+        self.summary.note_end(end, self.unfinished, self.source.anchor)
+
+    def read_metrics(self, now_ns: int) -> RankReading | None:
+        """What its metrics are made of; None once its end has been told."""
+        if self._reported_end:
+            return None
+        self._reported_end = self.end is not None
+        return RankReading(
+            self.source.resource,
+            self.source.unix_of(self.reader.process_start_ns),
+            self.summary.steps,
+            self.last_number,
+            self._last_step_end_ns,
+            self.account,
+            None if self.end else now_ns,
+            self._aggregates if self._own_aggregates else None,
+        )
+
+    def _take_event(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == "exception":
+            self.exception = event
+        times = event.get("start_ns"), event.get("end_ns")
+        if event["event"] == "import" and isinstance(times[0], int) and isinstance(times[1], int):
+            self.torch_import_ns = times[0], times[1]

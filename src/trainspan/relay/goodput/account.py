@@ -1,0 +1,113 @@
+"""The account of one rank's wall clock: every nanosecond since its process began, charged to exactly one state.
+
+What is charged when:
+
+* `init`: until the first step starts; the whole life of a process that never took one.
+* In a completed step: waiting for a batch is `data_wait`, validation is `validation`, everything else is `productive`.
+* After the last step, until an orderly close: `shutdown`, but for the validation in it, which stays `validation`.
+* `unaccounted`: the unfinished last step of a process that died or raised, the time of steps whose marks were lost,
+  and what a process did that entered phases and completed no step.
+
+A state only ever grows, so the states can be exported as monotonic counters: time is charged up to the end of the last
+completed step and no further, because nobody knows yet what the running step will turn out to be. `states_at` shows
+that open remainder as `unaccounted`, for whoever wants the account up to now.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from trainspan.names import Phase
+from trainspan.relay.timeline.records import ProcessEnd, RankStep
+
+_STATE_OF: Final = tuple(
+    {Phase.DATA_WAIT: "data_wait", Phase.VALIDATION: "validation"}.get(phase, "productive") for phase in Phase
+)
+_STATE_AFTER_STEPS: Final = tuple("validation" if phase is Phase.VALIDATION else "shutdown" for phase in Phase)
+_STATE_WITHOUT_STEPS: Final = tuple("validation" if phase is Phase.VALIDATION else "unaccounted" for phase in Phase)
+
+
+class Account:
+    """Ns per state of one rank. The states always add up to `charged_until_ns - process_start_ns`.
+
+    Attributes:
+        process_start_ns: monotonic time at which the process began.
+        charged_until_ns: up to here, time has its final state.
+    """
+
+    def __init__(self, process_start_ns: int):
+        self.process_start_ns = process_start_ns
+        self.charged_until_ns = process_start_ns
+        self._states_ns: dict[str, int] = {}
+        self._started = False
+        self._stepped = False
+
+    def start(self, at_ns: int | None) -> None:
+        """Charge `init`: the first step started at `at_ns`; None when lost marks hide when that was."""
+        if not self._started and at_ns is not None:
+            self._charge("init", at_ns)
+        self._started = True
+
+    def charge(self, step: RankStep, phase_times_ns: Sequence[int]) -> None:
+        """Charge a completed step, and what lies between it and the step before as `unaccounted`.
+
+        Args:
+            step: a completed step; steps come in order.
+            phase_times_ns: its `phase_times_of`.
+        """
+        self._started = self._stepped = True
+        if step.start_ns < self.charged_until_ns:
+            self._charge_intervals(step, _STATE_OF)  # only after hostile marks: part of it is charged already
+            return
+        self._charge("unaccounted", step.start_ns)
+        states_ns = self._states_ns
+        for state, time_ns in zip(_STATE_OF, phase_times_ns, strict=True):
+            if time_ns:
+                states_ns[state] = states_ns.get(state, 0) + time_ns
+        self.charged_until_ns = step.end_ns
+
+    def close(self, end: ProcessEnd, unfinished: RankStep | None) -> None:
+        """Charge the rest, up to the end of the process.
+
+        Args:
+            end: how the process ended.
+            unfinished: the step it ended in, as `RankTimeline.end` gives it.
+        """
+        if not self._started:
+            self._charge("init", end.at_ns)
+        elif not end.failed and unfinished is not None:
+            self._charge("unaccounted", unfinished.start_ns)
+            self._charge_intervals(unfinished, _STATE_AFTER_STEPS if self._stepped else _STATE_WITHOUT_STEPS)
+            self._charge("shutdown", end.at_ns)
+        else:
+            self._charge("unaccounted", end.at_ns)
+
+    def states(self) -> dict[str, int]:
+        """Ns per state up to `charged_until_ns`, without states that got nothing."""
+        return dict(self._states_ns)
+
+    def states_at(self, now_ns: int) -> dict[str, int]:
+        """Ns per state up to `now_ns`; what is not charged yet counts as `unaccounted`."""
+        states_ns = self.states()
+        if now_ns > self.charged_until_ns:
+            states_ns["unaccounted"] = states_ns.get("unaccounted", 0) + now_ns - self.charged_until_ns
+        return states_ns
+
+    @property
+    def elapsed_ns(self) -> int:
+        """What the states add up to."""
+        return self.charged_until_ns - self.process_start_ns
+
+    @property
+    def goodput(self) -> float | None:
+        """Share of `productive` in `elapsed_ns`; None while nothing is charged."""
+        return self._states_ns.get("productive", 0) / self.elapsed_ns if self.elapsed_ns else None
+
+    def _charge_intervals(self, step: RankStep, state_of: Sequence[str]) -> None:
+        for phase, _start_ns, end_ns, _failed in step.intervals:
+            self._charge(state_of[phase], end_ns)
+
+    def _charge(self, state: str, until_ns: int) -> None:
+        """Charge what is open before `until_ns`."""
+        if until_ns > self.charged_until_ns:
+            self._states_ns[state] = self._states_ns.get(state, 0) + until_ns - self.charged_until_ns
+            self.charged_until_ns = until_ns

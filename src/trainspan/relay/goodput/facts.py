@@ -1,0 +1,173 @@
+"""What the engine is told: facts about one rank in one attempt. All times are Unix ns.
+
+A fact says the same thing however often and in whatever order it is told. `identity` names what it is about; there is
+no sequence number to keep, because the same fact changes nothing the second time (see `history`).
+
+    Begun     a process of the rank began
+    Step      a step was made, cut into what it held besides work
+    Activity  from here to there the rank did one thing; without an end: until something else is heard of it
+    Saved     a checkpoint succeeded
+    Loaded    a checkpoint was loaded
+    Alive     a sign of life that says nothing more
+    Ended     the process is gone, orderly or not
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from trainspan.clock import Anchor
+from trainspan.names import Phase
+from trainspan.relay.goodput.states import DEPTH_MAX, is_activity
+from trainspan.relay.timeline.records import RankStep
+
+
+class Begun(NamedTuple):
+    """A process of `rank` began. `counts_in_run`: its steps carry numbers of the run, not of the attempt."""
+
+    attempt: int
+    rank: int
+    at_ns: int
+    node: str = ""
+    world_size: int = 1
+    counts_in_run: bool = False
+
+
+class Piece(NamedTuple):
+    """A stretch of a step that was not work."""
+
+    state: str
+    start_ns: int
+    end_ns: int
+
+
+class Step(NamedTuple):
+    """One step, or `count` steps told as one. `number`: of the first. Not `complete`: the one the process ended in."""
+
+    attempt: int
+    rank: int
+    number: int
+    start_ns: int
+    end_ns: int
+    pieces: tuple[Piece, ...] = ()
+    recompiled: bool = False
+    count: int = 1
+    complete: bool = True
+
+
+class Activity(NamedTuple):
+    """The rank was in `state`. `end_ns` None: still is. `depth`: of custom states, how deeply nested."""
+
+    attempt: int
+    rank: int
+    state: str
+    start_ns: int
+    end_ns: int | None
+    depth: int = 0
+
+
+class Saved(NamedTuple):
+    """A checkpoint holding the work of every step below `step`. `name` tells it from others (a hash of its path)."""
+
+    attempt: int
+    rank: int
+    at_ns: int
+    step: int
+    name: str = ""
+
+
+class Loaded(NamedTuple):
+    """A checkpoint was loaded: the next step is `step`, a number of the run, or None when only `name` is known."""
+
+    attempt: int
+    rank: int
+    at_ns: int
+    step: int | None
+    name: str = ""
+
+
+class Alive(NamedTuple):
+    """The rank was alive at this time."""
+
+    attempt: int
+    rank: int
+    at_ns: int
+
+
+class Ended(NamedTuple):
+    """The rank's process is gone. `orderly`: it closed its recording; otherwise it was killed or crashed."""
+
+    attempt: int
+    rank: int
+    at_ns: int
+    orderly: bool
+
+
+Fact = Begun | Step | Activity | Saved | Loaded | Alive | Ended
+
+_STATE_OF_PHASE = {Phase.DATA_WAIT: "data_wait", Phase.VALIDATION: "validation"}
+
+
+def step_of(step: RankStep, attempt: int, rank: int, anchor: Anchor, *, recompiled: bool = False) -> Step:
+    """The fact in one step of the timeline. All its phases are work, but for waiting for input and validation."""
+    shift = anchor.unix_ns - anchor.monotonic_ns
+    pieces = tuple(
+        Piece(_STATE_OF_PHASE[interval.phase], interval.start_ns + shift, interval.end_ns + shift)
+        for interval in step.intervals
+        if interval.phase in _STATE_OF_PHASE
+    )
+    start_ns, end_ns = step.start_ns + shift, step.end_ns + shift
+    return Step(attempt, rank, step.number, start_ns, end_ns, pieces, recompiled, complete=step.complete)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _is_count_or_none(value: Any) -> bool:
+    return value is None or _is_count(value)
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str and len(value) <= 256
+
+
+def _is_flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _is_state(value: Any) -> bool:
+    return type(value) is str and is_activity(value)
+
+
+def _is_depth(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= DEPTH_MAX
+
+
+def _are_pieces(value: Any) -> bool:
+    return type(value) is tuple and all(_fits(piece, _PIECE) and piece[1] <= piece[2] for piece in value)
+
+
+def _fits(fields: tuple[Any, ...], checks: tuple[Callable[[Any], bool], ...]) -> bool:
+    return len(fields) == len(checks) and all(check(field) for check, field in zip(checks, fields, strict=True))
+
+
+_PIECE = (_is_state, _is_count, _is_count)
+_KEY = (_is_count, _is_count)
+_CHECKS: dict[type, tuple[Callable[[Any], bool], ...]] = {
+    Begun: (*_KEY, _is_count, _is_text, _is_count, _is_flag),
+    Step: (*_KEY, _is_count, _is_count, _is_count, _are_pieces, _is_flag, _is_count, _is_flag),
+    Activity: (*_KEY, _is_state, _is_count, _is_count_or_none, _is_depth),
+    Saved: (*_KEY, _is_count, _is_count, _is_text),
+    Loaded: (*_KEY, _is_count, _is_count_or_none, _is_text),
+    Alive: (*_KEY, _is_count),
+    Ended: (*_KEY, _is_count, _is_flag),
+}
+
+
+def is_sound(fact: Fact) -> bool:
+    """Whether a fact that came from outside has the types and the order of times the engine relies on."""
+    if not _fits(fact, _CHECKS[type(fact)]):
+        return False
+    if isinstance(fact, Step):
+        return fact.start_ns <= fact.end_ns and fact.count > 0
+    return not isinstance(fact, Activity) or fact.end_ns is None or fact.start_ns <= fact.end_ns

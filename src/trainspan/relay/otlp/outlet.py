@@ -1,0 +1,227 @@
+"""The relay's mouth: what is put is on disk first, and delivered from there.
+
+Each signal has a journal, and a thread that takes its lines to the endpoint in order. A signal without an endpoint has
+the journal alone; one that the user has switched off (`none`, `OTEL_SDK_DISABLED`) has neither.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from opentelemetry.sdk._logs import ReadableLogRecord
+from opentelemetry.sdk.metrics.export import MetricsData
+from opentelemetry.sdk.trace import ReadableSpan
+
+from trainspan.errors import SettingError
+from trainspan.relay.otlp.claims import claim
+from trainspan.relay.otlp.complaints import Complaints
+from trainspan.relay.otlp.courier import Courier
+from trainspan.relay.otlp.delivery import Delivery
+from trainspan.relay.otlp.destinations import SIGNALS, Destination, Signal, destination
+from trainspan.relay.otlp.journal import Journal
+from trainspan.relay.otlp.otlp_json import encode
+from trainspan.relay.otlp.sdk_logs import listening
+
+BATCH_ITEMS = 512
+"""Spans or log records in one request: what the SDK's own processors send."""
+
+BATCH_POINTS = 2000
+"""Metric points in one request, where the resources can be parted: a gRPC server takes 4 MiB."""
+
+
+class SignalHealth(NamedTuple):
+    """How one signal fares. Batches, but for `failures` (attempts) and `pending_bytes` (on disk, not delivered).
+
+    `dropped`: at the bound, unwritable, unreadable, or refused while others were taken.
+    """
+
+    delivered: int = 0
+    failures: int = 0
+    pending_bytes: int = 0
+    dropped: int = 0
+
+
+class Outlet:
+    """Where a relay puts its spans, metrics and log records.
+
+    Nothing it is given is ever refused with an exception, and no call waits for the network but `close`.
+
+    Args:
+        folder: the run folder; it exists, and is private.
+        node_rank: rank of the node in the job; names its files.
+        environ: the environment, for the `OTEL_*` variables.
+        spool_bytes: bound of each signal's file.
+        log: told of what goes wrong, once per cause. A variable that is not understood is one such cause: its signal is
+            kept in the run folder, and can be replayed.
+
+    Raises:
+        RecordingRefused: the run folder cannot be written.
+    """
+
+    def __init__(
+        self, folder: Path, node_rank: int, environ: Mapping[str, str], spool_bytes: int, log: Callable[[str], None]
+    ):
+        complain = Complaints(log)
+        self._lanes: dict[Signal, _Lane] = {}
+        for signal in SIGNALS:
+            goal = _goal(signal, environ, complain)
+            if goal.kind != "none":
+                path, claimed = claim(folder, signal, node_rank)
+                self._lanes[signal] = _Lane(goal, Journal(path, claimed, spool_bytes, complain), complain)
+
+    def put_spans(self, spans: Sequence[ReadableSpan]) -> None:
+        """Keep and deliver finished spans."""
+        self._put("traces", _sliced(spans))
+
+    def put_metrics(self, metrics: MetricsData) -> None:
+        """Keep and deliver metrics as they were collected."""
+        self._put("metrics", _parted(metrics))
+
+    def put_logs(self, records: Sequence[ReadableLogRecord]) -> None:
+        """Keep and deliver log records."""
+        self._put("logs", _sliced(records))
+
+    def close(self, timeout_s: float) -> bool:
+        """Deliver what can be delivered in `timeout_s` seconds, then stop, also where an endpoint answers nothing.
+
+        What remains is on disk, for the next relay of this run or `replay`.
+
+        Returns:
+            Whether everything was delivered that has an endpoint.
+        """
+        deadline = time.monotonic() + timeout_s
+        for lane in self._lanes.values():
+            lane.finish()
+        return all([lane.close(deadline) for lane in self._lanes.values()])
+
+    def health(self) -> Mapping[Signal, SignalHealth]:
+        """How each signal fares, those that are switched off included."""
+        return {signal: self._lanes[signal].health() if signal in self._lanes else SignalHealth() for signal in SIGNALS}
+
+    def _put(self, signal: Signal, batches: Iterator[Any]) -> None:
+        lane = self._lanes.get(signal)
+        if lane is not None:
+            for batch in batches:
+                lane.put(batch)
+
+
+class _Lane:
+    """One signal: its journal, and the thread that delivers it where there is an endpoint."""
+
+    def __init__(self, goal: Destination, journal: Journal, complain: Complaints):
+        self._signal = goal.signal
+        self._journal = journal
+        self._complain = complain
+        self._unencodable = 0
+        self._sender = None if goal.kind == "folder" else _Sender(journal, Delivery(goal), complain)
+        if self._sender is not None:
+            self._sender.start()
+
+    def put(self, batch: Any) -> None:
+        try:
+            with listening() as heard:
+                text = encode(self._signal, batch)
+        except Exception as error:  # noqa: BLE001 - the SDK's encoder raises what it likes for what it cannot encode
+            self._unencodable += 1
+            self._complain(f"{self._signal} encode", f"a batch of {self._signal} cannot be encoded ({error!r:.200})")
+            return
+        if heard.records:
+            self._complain(
+                f"{self._signal} attribute", f"an attribute in {self._signal} cannot be encoded; it is left out"
+            )
+        self._journal.append(text)
+        if self._sender is not None:
+            self._sender.wake()
+
+    def finish(self) -> None:
+        if self._sender is not None:
+            self._sender.finish()
+
+    def close(self, deadline: float) -> bool:
+        """Whether all is delivered, at `deadline` (monotonic, s) at the latest."""
+        done = self._sender is None or self._sender.stop(deadline)
+        self._journal.close()
+        return done
+
+    def health(self) -> SignalHealth:
+        courier = self._sender.courier if self._sender else None
+        return SignalHealth(
+            delivered=courier.delivered if courier else 0,
+            failures=courier.failures if courier else 0,
+            pending_bytes=self._journal.pending_bytes,
+            dropped=self._journal.dropped + self._unencodable,
+        )
+
+
+class _Sender(threading.Thread):
+    """Delivers a journal while the relay lives.
+
+    A daemon: a request that hangs in a silent server cannot be called off, and nobody waits for it.
+    """
+
+    def __init__(self, journal: Journal, delivery: Delivery, complain: Complaints):
+        super().__init__(name=f"trainspan-{delivery.destination.signal}", daemon=True)
+        self.courier = Courier(journal, delivery, complain)
+        self._journal = journal
+        self._delivery = delivery
+        self._news = threading.Event()
+        self._finishing = threading.Event()
+
+    def run(self) -> None:
+        while True:
+            self._news.clear()
+            finishing = self._finishing.is_set()
+            step = self.courier.step()
+            if step == "moved":
+                self._journal.trim()
+            elif finishing:
+                return
+            elif step == "empty":
+                self._news.wait()
+            else:
+                self._finishing.wait(self.courier.backoff_s())
+
+    def wake(self) -> None:
+        """There is something new in the journal."""
+        self._news.set()
+
+    def finish(self) -> None:
+        """Deliver what is there, without waiting for an endpoint that does not take it, and end."""
+        self._finishing.set()
+        self._news.set()
+
+    def stop(self, deadline: float) -> bool:
+        """Whether it came to the journal's end by `deadline`; it delivers nothing afterwards."""
+        self.join(max(0.0, deadline - time.monotonic()))
+        self._delivery.close()
+        return not self.is_alive() and self._journal.pending_bytes == 0
+
+
+def _goal(signal: Signal, environ: Mapping[str, str], complain: Complaints) -> Destination:
+    try:
+        return destination(signal, environ)
+    except SettingError as error:
+        # One variable spoils the destination of three signals, and is one cause.
+        complain(str(error), f"{error}; {signal} are kept in the run folder")
+        return Destination(signal, "folder")
+
+
+def _sliced(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    return (items[start : start + BATCH_ITEMS] for start in range(0, len(items), BATCH_ITEMS))
+
+
+def _parted(metrics: MetricsData) -> Iterator[MetricsData]:
+    """`metrics` in requests of at most `BATCH_POINTS`, or of one resource, whatever is more."""
+    part: list[Any] = []
+    points = 0
+    for resource in metrics.resource_metrics:
+        of_resource = sum(len(metric.data.data_points) for scope in resource.scope_metrics for metric in scope.metrics)
+        if part and points + of_resource > BATCH_POINTS:
+            yield MetricsData(part)
+            part, points = [], 0
+        part.append(resource)
+        points += of_resource
+    if part:
+        yield MetricsData(part)

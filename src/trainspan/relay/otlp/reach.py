@@ -1,0 +1,204 @@
+"""What an OTLP endpoint says to an empty export: tells "down", "silent", "wrong path" and "no token" apart.
+
+An export request without content is valid OTLP and leaves nothing behind; only a real request finds out whether the
+port speaks OTLP, takes this signal, and accepts our credentials.
+"""
+
+import socket
+import ssl
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import grpc
+import requests
+
+from trainspan.relay.otlp.exporters import Destination
+
+Verdict: TypeAlias = Literal[
+    "accepted",  # it takes this signal
+    "refused",  # nothing listens there
+    "silent",  # no answer in time
+    "dns",  # no such host
+    "tls",  # the handshake failed
+    "unauthorized",  # it wants other credentials
+    "not_found",  # it speaks the protocol, but has nothing for this signal at this path
+    "unavailable",  # it takes nothing just now
+    "not_otlp",  # something else answers
+    "misconfigured",  # the address or a certificate cannot be used
+]
+
+
+class Answer(NamedTuple):
+    """What came back. `seen`: the cause, in the words of whoever reported it."""
+
+    verdict: Verdict
+    seen: str
+
+
+_SEEN_MAX_CHARACTERS: Final = 200
+
+_OF_STATUS: Final[dict[int, Verdict]] = {
+    HTTPStatus.UNAUTHORIZED: "unauthorized",
+    HTTPStatus.FORBIDDEN: "unauthorized",
+    HTTPStatus.PROXY_AUTHENTICATION_REQUIRED: "unauthorized",
+    HTTPStatus.NOT_FOUND: "not_found",
+    HTTPStatus.METHOD_NOT_ALLOWED: "not_found",
+    HTTPStatus.REQUEST_TIMEOUT: "unavailable",
+    HTTPStatus.TOO_MANY_REQUESTS: "unavailable",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "unavailable",
+    HTTPStatus.BAD_GATEWAY: "unavailable",
+    HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
+    HTTPStatus.GATEWAY_TIMEOUT: "unavailable",
+}
+
+# By what lies at the bottom of a chain of exceptions; the first kind that is found counts.
+_OF_CAUSE: Final[tuple[tuple[type[BaseException], Verdict], ...]] = (
+    (socket.gaierror, "dns"),
+    (ssl.SSLError, "tls"),
+    (requests.Timeout, "silent"),
+    (TimeoutError, "silent"),
+    (ConnectionRefusedError, "refused"),
+    (ConnectionResetError, "not_otlp"),
+    (BrokenPipeError, "not_otlp"),
+)
+
+_OF_CODE: Final[dict[grpc.StatusCode, Verdict]] = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: "silent",
+    grpc.StatusCode.UNAUTHENTICATED: "unauthorized",
+    grpc.StatusCode.PERMISSION_DENIED: "unauthorized",
+    grpc.StatusCode.UNIMPLEMENTED: "not_found",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "unavailable",
+    grpc.StatusCode.UNAVAILABLE: "unavailable",
+}
+
+# gRPC calls every failure to connect UNAVAILABLE; only its words say which. The first match counts.
+_OF_WORDS: Final[tuple[tuple[str, Verdict], ...]] = (
+    ("dns", "dns"),
+    ("domain name", "dns"),
+    ("name resolution", "dns"),
+    ("certificate", "tls"),
+    ("ssl", "tls"),
+    ("tls", "tls"),
+    ("handshake", "tls"),
+    ("refused", "refused"),
+    ("unreachable", "refused"),
+    ("no route to host", "refused"),
+    ("no such file", "refused"),
+    ("timed out", "silent"),
+    ("timeout", "silent"),
+    ("http1", "not_otlp"),
+    ("http2", "not_otlp"),
+    ("settings frame", "not_otlp"),
+    ("socket closed", "not_otlp"),
+    ("reset by peer", "not_otlp"),
+)
+
+_GRPC_METHODS: Final = {
+    "traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+    "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+    "logs": "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
+}
+
+
+def ask(where: Destination, timeout_s: float) -> Answer:
+    """The endpoint's answer to an empty export. Never raises for what a network or a server can do.
+
+    Args:
+        where: an OTLP endpoint.
+        timeout_s: bound, in s, for the connection and again for the answer.
+    """
+    try:
+        return _ask_grpc(where, timeout_s) if where.protocol == "grpc" else _ask_http(where, timeout_s)
+    except (OSError, ValueError) as error:
+        # An address that is none, a header that cannot be sent, a file that is no certificate.
+        return Answer("misconfigured", _line(error))
+
+
+def _ask_http(where: Destination, timeout_s: float) -> Answer:
+    certificate, key = where.client_certificate, where.client_key
+    try:
+        with requests.post(
+            where.url,
+            data=b"",
+            headers={**where.headers, "Content-Type": "application/x-protobuf"},
+            timeout=timeout_s,
+            verify=where.certificate or True,
+            cert=(certificate, key) if certificate and key else certificate,
+            allow_redirects=False,
+            stream=True,
+        ) as answer:
+            return _judge_status(answer.status_code, answer.headers.get("Content-Type", ""))
+    except requests.RequestException as error:
+        if isinstance(error, ValueError):  # its words for a malformed address or header
+            return Answer("misconfigured", _line(error))
+        return _judge_cause(list(_causes(error)))
+
+
+def _judge_status(status: int, content_type: str) -> Answer:
+    if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
+        is_page = "html" in content_type
+        return Answer("not_otlp" if is_page else "accepted", f"HTTP {status}" + (" with a web page" if is_page else ""))
+    return Answer(_OF_STATUS.get(status, "not_otlp"), f"HTTP {status}")
+
+
+def _judge_cause(causes: list[BaseException]) -> Answer:
+    for kind, verdict in _OF_CAUSE:
+        found = next((cause for cause in causes if isinstance(cause, kind)), None)
+        if found is not None:
+            return Answer(verdict, _line(found))
+    # The system's own word (no route to host) is the best left; without one, what answered was no HTTP.
+    unreachable = next((cause for cause in causes if isinstance(cause, OSError) and cause.errno), None)
+    return Answer("refused", _line(unreachable)) if unreachable else Answer("not_otlp", _line(causes[-1]))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """`error` and all it came from: libraries hand on a cause as context, as `reason` or as an argument."""
+    pending: list[object] = [error]
+    seen: set[int] = set()
+    while pending:
+        one = pending.pop(0)
+        if isinstance(one, BaseException) and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            pending += [one.__cause__, one.__context__, getattr(one, "reason", None), *one.args]
+
+
+def _ask_grpc(where: Destination, timeout_s: float) -> Answer:
+    scheme, separator, rest = where.url.partition("://")
+    address = rest.partition("/")[0] if separator and scheme.startswith("http") else where.url
+    with _channel(where, address) as channel:
+        export = channel.unary_unary(_GRPC_METHODS[where.signal])
+        headers = tuple((name.lower(), text) for name, text in where.headers.items())
+        try:
+            export(b"", timeout=timeout_s, metadata=headers)
+        except grpc.RpcError as error:
+            return _judge_code(error)
+    return Answer("accepted", "OK")
+
+
+def _channel(where: Destination, address: str) -> grpc.Channel:
+    # One attempt: the second one's error is only that of the first, later.
+    options = (("grpc.enable_retries", 0),)
+    if where.insecure:
+        return grpc.insecure_channel(address, options)
+    names = (where.certificate, where.client_key, where.client_certificate)
+    root, key, chain = (Path(name).read_bytes() if name else None for name in names)
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(root, key, chain), options)
+
+
+def _judge_code(error: grpc.RpcError) -> Answer:
+    if not isinstance(error, grpc.Call):
+        return Answer("not_otlp", _line(error))
+    code, words = error.code(), error.details() or ""
+    verdict = _OF_CODE.get(code, "not_otlp")
+    if code is grpc.StatusCode.UNAVAILABLE:
+        verdict = next((verdict for word, verdict in _OF_WORDS if word in words.lower()), "unavailable")
+    return Answer(verdict, f"{code.name}: {words}"[:_SEEN_MAX_CHARACTERS])
+
+
+def _line(error: BaseException) -> str:
+    """The error in one line."""
+    words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return (words.partition("\n")[0] or type(error).__name__)[:_SEEN_MAX_CHARACTERS]

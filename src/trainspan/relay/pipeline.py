@@ -1,0 +1,273 @@
+"""One run on this node, from recordings to OTLP: the one place that joins the rooms of the relay."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trainspan import settings
+from trainspan.errors import RecordingError
+from trainspan.identity import Identity
+from trainspan.recording.reader import RecordingReader
+from trainspan.relay.assembly import Assembly, Output
+from trainspan.relay.follower import RankFollower
+from trainspan.relay.otlp.outlet import Outlet
+from trainspan.relay.otlp.resource import node_resource
+from trainspan.relay.signals.aggregates import StepAggregates
+from trainspan.relay.signals.metrics import (
+    Health,
+    NodeReading,
+    has_own_histograms,
+    histogram_kind_from,
+    metrics_of,
+)
+from trainspan.relay.signals.sampling import sampling_from
+from trainspan.relay.tail import Sighting
+from trainspan.relay.timeline.records import ProcessEnd
+from trainspan.relay.timeline.summary import Summary
+from trainspan.role import Role
+
+SUMMARY_INTERVAL_NS: Final = 5_000_000_000
+METRIC_INTERVAL_MS: Final = 60_000
+"""Default of OTEL_METRIC_EXPORT_INTERVAL. Source: OpenTelemetry specification, environment variables."""
+
+WORD_OF_AGENT_NS: Final = 1_000_000_000
+"""How long the end of a process that died waits for the launcher's word on what killed it."""
+
+
+@dataclass(slots=True)
+class _Dying:
+    """A process that is gone; `seen_ns` is when that was noticed."""
+
+    follower: RankFollower
+    seen_ns: int
+
+
+class Pipeline:
+    """Everything of one run on this node.
+
+    Args:
+        folder: the run folder.
+        environ: the settings of trainspan and OpenTelemetry.
+        log: told one line at a time what somebody should know.
+    """
+
+    def __init__(self, folder: Path, environ: Mapping[str, str], log: Callable[[str], None]):
+        self._folder = folder
+        self._environ = environ
+        self._log = log
+        # Which node this is, a rank knows and the launcher does not: both come with the first rank.
+        self._node_rank = 0
+        self._outlet: Outlet | None = None
+        self._sampling, problems = sampling_from(environ)
+        self._histogram, more = histogram_kind_from(environ)
+        for problem in (*problems, *more):
+            log(str(problem))
+        self._shared = StepAggregates(self._histogram)
+        self._health = Health()
+        self._started_unix_ns = time.time_ns()
+        self._metric_interval_ns = _metric_interval_ms(environ, log) * 1_000_000
+        self._next_metrics_ns: int | None = None
+        self._next_summary_ns = 0
+        self._followers: dict[Path, RankFollower] = {}
+        self._agents: dict[Path, RecordingReader] = {}
+        self._assemblies: dict[int, Assembly] = {}
+        self._dying: list[_Dying] = []
+        self._causes: dict[int, str] = {}  # by pid, what the launcher says ended it
+        self._summary: Summary | None = None
+        self._retired: list[RecordingReader] = []
+
+    def knows(self, reader: RecordingReader) -> bool:
+        """Whether this recording has been seen before."""
+        return reader.path in self._followers or reader.path in self._agents
+
+    def take(self, sighting: Sighting, now_ns: int) -> None:
+        """Take over what one look at one recording gave."""
+        reader = sighting.reader
+        if reader.identity.role == Role.AGENT:
+            self._take_agent(sighting)
+            return
+        follower = self._followers.get(reader.path) or self._follow(reader)
+        assembly = self._assembly_of(reader.identity)
+        self._count(sighting, now_ns)
+        steps = follower.take(sighting)
+        assembly.add_steps(follower, steps, now_ns)
+        settled_ns = follower.timeline.last_mark_ns or 0
+        assembly.add_segments(follower, follower.over_segments(steps, settled_ns))
+        if sighting.ended == "closed":
+            self._finish(follower, _orderly_end(follower), now_ns)
+        elif sighting.ended == "died":
+            self._dying.append(_Dying(follower, now_ns))
+
+    def turn(self, now_ns: int) -> None:
+        """Decide, export and write what is due."""
+        self._bury(now_ns)
+        for assembly in self._assemblies.values():
+            self._put(assembly.turn(now_ns))
+        self._remove_retired()
+        if self._next_metrics_ns is None:
+            self._next_metrics_ns = now_ns + self._metric_interval_ns
+        if now_ns >= self._next_metrics_ns:
+            self._next_metrics_ns = now_ns + self._metric_interval_ns
+            self._put_metrics(now_ns)
+        if now_ns >= self._next_summary_ns:
+            self._next_summary_ns = now_ns + SUMMARY_INTERVAL_NS
+            self._write_summary()
+
+    def busy(self) -> bool:
+        """Whether the end of a process is still being cleared up."""
+        return bool(self._dying)
+
+    def close(self, now_ns: int, timeout_s: float) -> bool:
+        """Hand out everything that is left; True if all of it was delivered within `timeout_s`."""
+        self._bury(now_ns, wait_ns=0)
+        for assembly in self._assemblies.values():
+            self._put(assembly.finish())
+        self._put_metrics(now_ns)
+        self._remove_retired()
+        self._write_summary()
+        return self._outlet is None or self._outlet.close(timeout_s)
+
+    def _take_agent(self, sighting: Sighting) -> None:
+        self._agents[sighting.reader.path] = sighting.reader
+        for event in sighting.events:
+            cause, pid = event.get("signal") or event.get("exit_code"), event.get("pid")
+            if event["event"] == "worker_ended" and isinstance(pid, int) and cause is not None:
+                self._causes[pid] = str(cause) if isinstance(cause, str) else f"exit code {cause}"
+        if sighting.ended:
+            self._retired.append(sighting.reader)
+
+    def _follow(self, reader: RecordingReader) -> RankFollower:
+        if self._outlet is None:
+            self._node_rank = reader.identity.node_rank
+            values, _ = settings.load(self._environ)
+            self._outlet = Outlet(self._folder, self._node_rank, self._environ, values.spool_bytes, self._log)
+        own = has_own_histograms(reader.identity.world_size)
+        aggregates = StepAggregates(self._histogram) if own else self._shared
+        follower = RankFollower(reader, self._environ, aggregates, own=own)
+        self._followers[reader.path] = follower
+        self._assembly_of(reader.identity).followers.append(follower)
+        self._summary_of(reader.identity).add(follower.summary)
+        return follower
+
+    def _assembly_of(self, identity: Identity) -> Assembly:
+        if identity.attempt not in self._assemblies:
+            self._assemblies[identity.attempt] = Assembly(identity, self._sampling)
+        return self._assemblies[identity.attempt]
+
+    def _count(self, sighting: Sighting, now_ns: int) -> None:
+        health = self._health
+        health.marks += len(sighting.marks) // 2
+        health.marks_lost += sighting.lost
+        if sighting.marks:
+            health.lag_s = max(0, now_ns - sighting.marks[0]) / 1e9
+
+    def _bury(self, now_ns: int, wait_ns: int = WORD_OF_AGENT_NS) -> None:
+        """Finish the processes that died, once the launcher has said what killed them or had time to."""
+        still_waiting = []
+        for dying in self._dying:
+            cause = self._causes.get(dying.follower.source.identity.pid)
+            if cause is None and self._agents and now_ns - dying.seen_ns < wait_ns:
+                still_waiting.append(dying)
+            else:
+                self._finish(dying.follower, ProcessEnd(dying.seen_ns, "died", cause), now_ns)
+        self._dying = still_waiting
+
+    def _finish(self, follower: RankFollower, end: ProcessEnd, now_ns: int) -> None:
+        follower.finish(end)
+        self._assembly_of(follower.source.identity).add_end(follower, now_ns, time.time_ns())
+        self._retired.append(follower.reader)
+
+    def _put(self, output: Output) -> None:
+        self._health.spans_dropped += output.cut
+        if self._outlet is None:
+            return
+        if output.spans:
+            self._outlet.put_spans(output.spans)
+        if output.records:
+            self._outlet.put_logs(output.records)
+
+    def _put_metrics(self, now_ns: int) -> None:
+        readings = [reading for f in self._followers.values() if (reading := f.read_metrics(now_ns)) is not None]
+        if not self._followers or self._outlet is None:
+            return
+        identity = next(reversed(self._followers.values())).source.identity
+        self._refresh_health(self._outlet)
+        resource = node_resource(identity.run, identity.attempt, self._node_rank, identity.host, self._environ)
+        shared = None if has_own_histograms(identity.world_size) else self._shared
+        node = NodeReading(resource, self._started_unix_ns, self._health, shared)
+        self._outlet.put_metrics(metrics_of(readings, node, time.time_ns()))
+
+    def _refresh_health(self, outlet: Outlet) -> None:
+        health = self._health
+        readers = [follower.reader for follower in self._followers.values()]
+        health.recording_errors = sum(reader.errors for reader in readers)
+        health.recording_errors += sum(follower.timeline.invalid for follower in self._followers.values())
+        health.events_dropped = sum(reader.events_dropped() for reader in readers)
+        health.cpu_s = time.process_time()
+        outlets = outlet.health()
+        health.exports = {signal: state.delivered for signal, state in outlets.items()}
+        health.export_failures = {signal: state.failures for signal, state in outlets.items()}
+        health.spool_bytes = {signal: state.pending_bytes for signal, state in outlets.items()}
+        health.spool_dropped = {signal: state.dropped for signal, state in outlets.items()}
+
+    def _remove_retired(self) -> None:
+        """Delete the recordings that have ended: what they held is in the journal by now."""
+        for reader in self._retired:
+            reader.remove()
+            reader.close()
+        self._retired.clear()
+
+    def _summary_of(self, identity: Identity) -> Summary:
+        if self._summary is None:
+            self._summary = self._read_summary() or Summary(identity.run)
+        return self._summary
+
+    def _read_summary(self) -> Summary | None:
+        """The summary of earlier attempts, which this one continues."""
+        path = self._summary_path()
+        try:
+            return Summary.from_json(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecordingError) as error:
+            aside = path.with_suffix(".damaged")
+            self._log(f"{path} cannot be continued ({error}); it is kept as {aside.name}")
+            path.replace(aside)
+            return None
+
+    def _write_summary(self) -> None:
+        if self._summary is None:
+            return
+        for follower in self._followers.values():
+            follower.summary.states_ns = follower.account.states()
+        path = self._summary_path()
+        spare = path.with_name(f".{path.name}.new")
+        try:
+            spare.write_text(json.dumps(self._summary.to_json(), separators=(",", ":")))
+            spare.chmod(0o600)
+            spare.replace(path)
+        except OSError as error:
+            self._log(f"{path} cannot be written ({error.strerror}); the report will not see the newest steps")
+
+    def _summary_path(self) -> Path:
+        return self._folder / (f"summary.{self._node_rank}.json" if self._node_rank else "summary.json")
+
+
+def _orderly_end(follower: RankFollower) -> ProcessEnd:
+    closed_ns = follower.reader.closed_ns() or follower.timeline.last_mark_ns or follower.reader.process_start_ns
+    if follower.exception is None:
+        return ProcessEnd(closed_ns, "closed")
+    kind = follower.exception.get("type")
+    return ProcessEnd(closed_ns, "exception", kind if isinstance(kind, str) else None)
+
+
+def _metric_interval_ms(environ: Mapping[str, str], log: Callable[[str], None]) -> int:
+    text = environ.get("OTEL_METRIC_EXPORT_INTERVAL", "").strip() or str(METRIC_INTERVAL_MS)
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    log(f"OTEL_METRIC_EXPORT_INTERVAL={text!r} is not understood: use milliseconds from 1; going on with 60000")
+    return METRIC_INTERVAL_MS

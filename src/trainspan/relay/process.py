@@ -1,0 +1,194 @@
+"""The relay's life: who started it, what it serves, when it leaves.
+
+It looks at the recordings five times a second, and leaves when every recording it has seen is closed and what they
+held is delivered or safe on disk. A recording made while it was leaving is still served: the lock is let go first, and
+the directory looked at once more.
+"""
+
+import atexit
+import contextlib
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainspan import launch, settings
+from trainspan.clock import Clock, SystemClock
+from trainspan.errors import SettingError
+from trainspan.recording import places
+from trainspan.recording.reader import Refusal
+from trainspan.relay.pipeline import Pipeline
+from trainspan.relay.tail import Sighting, Tail
+
+LOOK_INTERVAL_S = 0.2
+FIRST_RECORDING_S = 60.0
+"""How long a relay that has seen no recording waits for one."""
+
+LINGER_S = 0.5
+"""How long it stays after the last recording has closed: a restarted rank finds it there."""
+
+CLOSE_S = 2.0
+"""How long it tries to deliver at the end; what is left is on disk for `trainspan replay`."""
+
+_NICENESS = 5
+
+
+class Relay:
+    """Serves the recordings below one directory.
+
+    Args:
+        recording_dir: where ranks record.
+        run_folder: where to write; None: the folder of each recording's run in the state directory.
+        environ: the settings of trainspan and OpenTelemetry.
+        own: the one recording to serve, this process's own (relay thread).
+    """
+
+    def __init__(
+        self,
+        recording_dir: Path,
+        run_folder: Path | None,
+        environ: Mapping[str, str],
+        own: Path | None = None,
+        clock: Clock | None = None,
+    ):
+        self._environ = environ
+        self._settings, problems = settings.load(environ)
+        for problem in problems:
+            log(str(problem))
+        self._run_folder = run_folder
+        self._clock = clock or SystemClock()
+        self._tail = Tail(recording_dir, _report_refusal, own)
+        self._own = own is not None
+        self._pipelines: dict[str, Pipeline] = {}
+        self.recordings = 0
+
+    def serve(self) -> None:
+        """Return when there is nothing left to serve."""
+        idle_since_ns = self._clock.monotonic_ns()
+        while True:
+            self.look()
+            now_ns = self._clock.monotonic_ns()
+            if self._tail.open_recordings() or any(pipeline.busy() for pipeline in self._pipelines.values()):
+                idle_since_ns = now_ns
+            elif now_ns - idle_since_ns > (LINGER_S if self.recordings else FIRST_RECORDING_S) * 1e9:
+                return
+            self._clock.sleep(LOOK_INTERVAL_S)
+
+    def look(self) -> None:
+        """Take over what is new in every recording."""
+        for sighting in self._tail.look():
+            self._pipeline_of(sighting).take(sighting, self._clock.monotonic_ns())
+        for pipeline in self._pipelines.values():
+            pipeline.turn(self._clock.monotonic_ns())
+
+    def close(self) -> bool:
+        """Deliver what is left, within CLOSE_S; True if nothing remains to be delivered."""
+        now_ns = self._clock.monotonic_ns()
+        return all([pipeline.close(now_ns, CLOSE_S) for pipeline in self._pipelines.values()])
+
+    def _pipeline_of(self, sighting: Sighting) -> Pipeline:
+        run = sighting.reader.identity.run
+        if run not in self._pipelines:
+            state = settings.state_dir(self._settings, self._environ)
+            folder = places.make_private(self._run_folder or places.run_folder(state, run))
+            self._pipelines[run] = Pipeline(folder, self._environ, log)
+        if not self._pipelines[run].knows(sighting.reader):
+            self.recordings += 1
+        return self._pipelines[run]
+
+
+def serve(
+    recording_dir: Path, run_folder: Path | None, environ: Mapping[str, str], lock: int | None = None
+) -> int:
+    """Serve `recording_dir` until its recordings are closed and flushed; the exit code of the relay.
+
+    Args:
+        recording_dir: where ranks record; `trainspan relay` may point it at a volume of many runs.
+        run_folder: where to write; None: the folder of each run in the state directory.
+        environ: the settings.
+        lock: descriptor that holds the relay's lock already; None: take it.
+    """
+    if not recording_dir.is_dir():
+        log(f"{recording_dir} is not a directory")
+        return 2
+    descriptor = launch.take_lock(recording_dir) if lock is None else lock
+    if descriptor is None:
+        log(f"another relay serves {recording_dir}")
+        return 1
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)  # the ranks come first
+    while descriptor is not None:
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        try:
+            relay = Relay(recording_dir, run_folder, environ)
+        except SettingError as error:
+            log(str(error))
+            return 2
+        relay.serve()
+        delivered = relay.close()
+        if not delivered:
+            log("not everything could be delivered; it is on disk: trainspan replay")
+        descriptor = _leave(recording_dir, run_folder, descriptor)
+    return 0
+
+
+def _leave(recording_dir: Path, run_folder: Path | None, descriptor: int) -> int | None:
+    """Let go of the lock. If a recording came meanwhile and nobody serves it: the lock again, else None."""
+    places.retire(recording_dir, run_folder, launch.LOCK_NAME)
+    os.close(descriptor)
+    if not any(Tail(recording_dir, lambda _: None).look()):
+        return None
+    return launch.take_lock(recording_dir)
+
+
+def start_thread(recording: Path, run_folder: Path, environ: Mapping[str, str]) -> None:
+    """Serve this process's own recording from a thread; at exit the process waits for it, CLOSE_S and a second at most."""
+    relay = Relay(recording.parent, run_folder, environ, own=recording)
+
+    def serve_own() -> None:
+        relay.serve()
+        relay.close()
+
+    # A daemon, because the interpreter joins other threads before it runs what closes the recording. Registered
+    # before that, so it runs after it: handlers run in reverse order.
+    thread = threading.Thread(target=serve_own, name="trainspan-relay", daemon=True)
+    atexit.register(thread.join, LINGER_S + CLOSE_S + 1)
+    thread.start()
+
+
+def fold_recordings(run_folder: Path, environ: Mapping[str, str]) -> int:
+    """Take over recordings below `run_folder` that no relay has read; how many there were.
+
+    What they held is then in the run folder's journal, not yet delivered. Recordings that a relay serves now are left.
+    """
+    folded = 0
+    for recording_dir in _unserved_dirs(run_folder / "recordings"):
+        descriptor = launch.take_lock(recording_dir)
+        if descriptor is None:
+            continue
+        relay = Relay(recording_dir, run_folder, environ)
+        relay.look()
+        relay.close()
+        folded += relay.recordings
+        places.retire(recording_dir, run_folder, launch.LOCK_NAME)
+        os.close(descriptor)
+    return folded
+
+
+def _unserved_dirs(parent: Path) -> list[Path]:
+    if not parent.is_dir():
+        return []
+    return [entry.resolve() for entry in sorted(parent.iterdir()) if entry.is_dir()]
+
+
+def _report_refusal(refusal: Refusal) -> None:
+    log(f"{refusal.path} {refusal.reason}")
+
+
+def log(text: str) -> None:
+    """One line in the relay's log, with the time in ISO 8601."""
+    # Imported here: a relay thread's process may never have anything to log.
+    from datetime import datetime, timezone
+
+    print(f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ} trainspan relay: {text}", flush=True)

@@ -1,0 +1,149 @@
+"""The relay's own aggregates: what a histogram of the wire needs, kept in plain integers.
+
+An SDK instrument costs 3 to 6 µs a call; folding a step of eight phases into these costs about that much in all.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from opentelemetry.sdk.metrics.export import Buckets, ExponentialHistogramDataPoint, HistogramDataPoint
+
+from trainspan.names import Phase
+from trainspan.relay.timeline.records import RankStep
+from trainspan.relay.timeline.sketch import SCALE, Sketch
+
+NS_PER_S: Final = 1_000_000_000
+
+BOUNDS_S: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
+"""Upper bounds, in seconds: from the clipping of a small model to a step that waits for a slow file system."""
+
+_BOUNDS_NS: Final = tuple(round(bound * NS_PER_S) for bound in BOUNDS_S)
+
+MOST_EXPONENTIAL_BUCKETS: Final = 160
+"""Source: OpenTelemetry metrics SDK specification, MaxSize of the base2 exponential histogram."""
+
+Point = HistogramDataPoint | ExponentialHistogramDataPoint
+
+
+class Aggregate(Protocol):
+    """The distribution of a duration, cumulative."""
+
+    def add(self, value_ns: int) -> None:
+        """Count one duration."""
+
+    def point(self, attributes: dict[str, str], start_unix_ns: int, time_unix_ns: int) -> Point | None:
+        """It as a point in seconds; None when nothing was counted."""
+
+
+class ExplicitAggregate:
+    """Counts by `BOUNDS_S`."""
+
+    __slots__ = ("_counts", "_greatest_ns", "_least_ns", "_total_ns")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(_BOUNDS_NS) + 1)
+        self._total_ns = 0
+        self._least_ns = 1 << 63
+        self._greatest_ns = 0
+
+    def add(self, value_ns: int) -> None:
+        self._counts[bisect_left(_BOUNDS_NS, value_ns)] += 1
+        self._total_ns += value_ns
+        if value_ns < self._least_ns:  # noqa: PLR1730 (a call of `min` would cost as much as everything here)
+            self._least_ns = value_ns
+        if value_ns > self._greatest_ns:  # noqa: PLR1730
+            self._greatest_ns = value_ns
+
+    def point(self, attributes: dict[str, str], start_unix_ns: int, time_unix_ns: int) -> Point | None:
+        count = sum(self._counts)
+        if not count:
+            return None
+        return HistogramDataPoint(
+            attributes,
+            start_unix_ns,
+            time_unix_ns,
+            count,
+            self._total_ns / NS_PER_S,
+            tuple(self._counts),
+            BOUNDS_S,
+            self._least_ns / NS_PER_S,
+            self._greatest_ns / NS_PER_S,
+        )
+
+
+class ExponentialAggregate:
+    """Counts by powers of two, as `OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION` can ask for."""
+
+    __slots__ = ("_sketch",)
+
+    def __init__(self) -> None:
+        self._sketch = Sketch()
+
+    def add(self, value_ns: int) -> None:
+        self._sketch.add(value_ns / NS_PER_S)
+
+    def point(self, attributes: dict[str, str], start_unix_ns: int, time_unix_ns: int) -> Point | None:
+        sketch = self._sketch
+        if not sketch.count:
+            return None
+        shift, offset, counts = _coarsened(sketch.buckets)
+        return ExponentialHistogramDataPoint(
+            attributes,
+            start_unix_ns,
+            time_unix_ns,
+            sketch.count,
+            sketch.total,
+            SCALE - shift,
+            sketch.zeros,
+            Buckets(offset, counts),
+            Buckets(0, ()),
+            0,
+            sketch.least,
+            sketch.greatest,
+        )
+
+
+def _coarsened(buckets: dict[int, int]) -> tuple[int, int, tuple[int, ...]]:
+    """(halvings of the scale, first index, counts) that show `buckets` in few enough of them."""
+    if not buckets:
+        return 0, 0, ()
+    low, high, shift = min(buckets), max(buckets), 0
+    while (high >> shift) - (low >> shift) >= MOST_EXPONENTIAL_BUCKETS:
+        shift += 1
+    counts = [0] * ((high >> shift) - (low >> shift) + 1)
+    for index, count in buckets.items():
+        counts[(index >> shift) - (low >> shift)] += count
+    return shift, low >> shift, tuple(counts)
+
+
+class StepAggregates:
+    """The distributions of step and phase durations, of one rank or of all ranks of a node.
+
+    Attributes:
+        step: of the step's duration.
+        phases: by the number of the phase, of its exclusive time per step, over the steps that have it.
+    """
+
+    __slots__ = ("phases", "step")
+
+    def __init__(self, kind: Callable[[], Aggregate]):
+        self.step = kind()
+        self.phases = tuple(kind() for _ in Phase)
+
+    def fold(self, step: RankStep, phase_times_ns: Sequence[int]) -> None:
+        """Count a completed step.
+
+        Args:
+            step: the step.
+            phase_times_ns: its `phase_times_of`.
+
+        Cost: 2.5 µs for a plain step.
+        """
+        self.step.add(step.end_ns - step.start_ns)
+        for aggregate, time_ns in zip(self.phases, phase_times_ns, strict=True):
+            if time_ns:
+                aggregate.add(time_ns)

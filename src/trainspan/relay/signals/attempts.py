@@ -1,0 +1,155 @@
+"""The trace of one attempt: short, whatever the run: it holds what happens once a process, not once a step.
+
+    training.attempt               made where rank 0 is; linked to the attempt before
+      training.process             one for each rank
+        training.init              from its start to its first step
+          training.init.import     the import of torch
+        training.segment           stretches of training, of rank 0 only
+
+A trace has at most `MOST_SPANS` spans: half of them are for the segments, half are shared by the ranks. A rank whose
+share is smaller leaves out the import, then init; with more ranks than spans, every k-th rank has one.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import Link, SpanContext
+from opentelemetry.trace.status import Status
+
+from trainspan import names
+from trainspan.relay.signals.contexts import SCOPE, RankSource, attempt_context
+from trainspan.relay.signals.spans import MOST_SPANS, UNSET, Spans, error, rank_budget
+from trainspan.relay.timeline.records import ProcessEnd, RankStep
+from trainspan.relay.timeline.segments import MOST as MOST_SEGMENTS
+from trainspan.relay.timeline.segments import Segment
+
+_SPANS_OF_RANKS: Final = MOST_SPANS - 1 - MOST_SEGMENTS
+
+
+def attempt_span(source: RankSource, start_unix_ns: int, ends: Sequence[tuple[RankSource, ProcessEnd]]) -> ReadableSpan:
+    """The root of the attempt's trace, once its local processes have ended.
+
+    Args:
+        source: rank 0.
+        start_unix_ns: when the first local process began.
+        ends: how the local processes ended, at least one. The first that failed is the attempt's end.
+    """
+    identity = source.identity
+    failed = [(rank, end) for rank, end in ends if end.failed]
+    rank, end = min(failed or ends, key=lambda ended: (ended[0].unix_of(ended[1].at_ns), ended[0].identity.rank))
+    previous = attempt_context(identity, attempt=identity.attempt - 1, is_remote=True)
+    return ReadableSpan(
+        names.SPAN_ATTEMPT,
+        attempt_context(identity),
+        resource=source.resource,
+        attributes={names.END_REASON: end.reason},
+        links=(Link(previous, {}),) if identity.attempt > 0 else (),
+        status=error(f"rank {rank.identity.rank}: {_words_of(end)}") if failed else UNSET,
+        start_time=start_unix_ns,
+        end_time=max(rank.unix_of(end.at_ns) for rank, end in ends),
+        instrumentation_scope=SCOPE,
+    )
+
+
+def process_spans(
+    source: RankSource,
+    process_start_ns: int,
+    init_end_ns: int | None,
+    end: ProcessEnd,
+    unfinished: RankStep | None,
+    torch_import_ns: tuple[int, int] | None = None,
+) -> Spans:
+    """The spans of one process that has ended: itself, its init, and in that the import of torch.
+
+    Args:
+        source: the rank.
+        process_start_ns: when it began.
+        init_end_ns: when its first step began, or the process ended without one; None if lost marks hide it.
+        end: how it ended.
+        unfinished: the step it ended in, None if it ended in none or lost marks hide it.
+        torch_import_ns: start and end of the import of torch, if known.
+    """
+    every, budget = rank_budget(source.identity.world_size, _SPANS_OF_RANKS)
+    spans = [_process(source, process_start_ns, end, unfinished)]
+    if init_end_ns is not None:
+        ended_in_it = end.failed and init_end_ns >= end.at_ns
+        spans.append(_init(source, process_start_ns, init_end_ns, error(end.sentence(None)) if ended_in_it else UNSET))
+        if torch_import_ns is not None:
+            spans.append(_import(source, torch_import_ns))
+    kept = 0 if source.identity.rank % every else min(len(spans), budget)
+    return Spans(spans[:kept], len(spans) - kept)
+
+
+def segment_span(source: RankSource, segment: Segment) -> ReadableSpan:
+    """One stretch of training.
+
+    Args:
+        source: rank 0.
+        segment: what `Segments` says is over.
+    """
+    attributes: dict[str, str | int] = {}
+    if segment.first_step is not None and segment.last_step is not None:
+        attributes = {names.FIRST_STEP: segment.first_step, names.LAST_STEP: segment.last_step}
+    context = _below(source, names.SPAN_SEGMENT, segment.number)
+    parent = _below(source)
+    return _span(source, names.SPAN_SEGMENT, context, parent, (segment.start_ns, segment.end_ns), attributes)
+
+
+def process_context(source: RankSource) -> SpanContext:
+    """The span of the process, for what refers to it."""
+    return _below(source)
+
+
+def _process(source: RankSource, start_ns: int, end: ProcessEnd, unfinished: RankStep | None) -> ReadableSpan:
+    if not end.failed:
+        status = UNSET
+    elif unfinished is not None:
+        status = error(end.sentence(unfinished))
+    else:
+        status = error(_words_of(end))
+    root = attempt_context(source.identity, is_remote=source.identity.rank != 0)
+    times_ns = (start_ns, end.at_ns)
+    attributes: dict[str, str | int] = {names.END_REASON: end.reason}
+    return _span(source, names.SPAN_PROCESS, _below(source), root, times_ns, attributes, status)
+
+
+def _init(source: RankSource, start_ns: int, end_ns: int, status: Status) -> ReadableSpan:
+    context = _below(source, names.SPAN_INIT)
+    return _span(source, names.SPAN_INIT, context, _below(source), (start_ns, end_ns), {}, status)
+
+
+def _import(source: RankSource, times_ns: tuple[int, int]) -> ReadableSpan:
+    context, parent = _below(source, names.SPAN_INIT_IMPORT), _below(source, names.SPAN_INIT)
+    return _span(source, names.SPAN_INIT_IMPORT, context, parent, times_ns, {})
+
+
+def _below(source: RankSource, *what: str | int) -> SpanContext:
+    """The span `what` of this rank in the attempt's trace; without `what`, the process."""
+    return attempt_context(source.identity, "rank", source.identity.rank, *what)
+
+
+def _words_of(end: ProcessEnd) -> str:
+    return f"process ended by {end.cause}" if end.cause else "process ended"
+
+
+def _span(
+    source: RankSource,
+    name: str,
+    context: SpanContext,
+    parent: SpanContext,
+    times_ns: tuple[int, int],
+    attributes: dict[str, str | int],
+    status: Status = UNSET,
+) -> ReadableSpan:
+    return ReadableSpan(
+        name,
+        context,
+        parent,
+        source.resource,
+        {names.RANK: source.identity.rank, **attributes},
+        status=status,
+        start_time=source.unix_of(times_ns[0]),
+        end_time=source.unix_of(times_ns[1]),
+        instrumentation_scope=SCOPE,
+    )

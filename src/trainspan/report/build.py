@@ -1,0 +1,199 @@
+"""Summaries of a run → its report."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from trainspan.errors import RunNotFound
+from trainspan.names import Phase
+from trainspan.relay.timeline.rank_summary import RankSummary
+from trainspan.relay.timeline.rank_summary import SlowStep as RememberedStep
+from trainspan.relay.timeline.sketch import Sketch
+from trainspan.relay.timeline.summary import Summary
+from trainspan.report.model import PhaseReport, RankReport, RunReport, SlowStep, Spread, Unusual
+from trainspan.role import Role
+
+SLOWEST_STEPS: Final = 10
+LEAST_EXCESS: Final = 0.05
+"""A phase is named for a slow step only if it took that much of the step longer than usual."""
+
+# The order in which a plain loop comes through them.
+PHASE_ORDER: Final = (
+    Phase.DATA_WAIT,
+    Phase.H2D,
+    Phase.FORWARD,
+    Phase.BACKWARD,
+    Phase.GRAD_CLIP,
+    Phase.OPTIMIZER,
+    Phase.VALIDATION,
+    Phase.OTHER,
+)
+
+_S_PER_NS: Final = 1e-9
+
+
+def build_report(summary: Summary, folder: Path, silent_s: float | None) -> RunReport:
+    """The report of what `summary` holds.
+
+    Args:
+        summary: of all nodes that have written one.
+        folder: the run folder.
+        silent_s: how long ago the newest of them was written, in s.
+
+    Raises:
+        RunNotFound: it names no rank yet.
+    """
+    processes = [process for process in summary.in_order() if process.identity.role != Role.AGENT]
+    if not processes:
+        raise RunNotFound(f"{folder} names no rank yet: no process has begun to train")
+    ranks = tuple(_rank_report(process) for process in processes)
+    attempts = tuple(sorted({rank.attempt for rank in ranks}))
+    last = [rank for rank in ranks if rank.attempt == attempts[-1]]
+    world_size = max((p.identity.world_size for p in processes if p.identity.attempt == attempts[-1]), default=0)
+    state = _state_of(last)
+    states_s = _sum_of(rank.states_s for rank in ranks)
+    return RunReport(
+        run=_printable(summary.run),
+        folder=str(folder),
+        state=state,
+        silent_s=silent_s if state == "running" else None,
+        attempts=attempts,
+        world_size=world_size,
+        hosts=len({rank.host for rank in last}),
+        elapsed_s=_elapsed_s(processes),
+        steps=sum(max(r.steps for r in ranks if r.attempt == attempt) for attempt in attempts),
+        steps_per_s=_median(rank.steps_per_s for rank in last),
+        goodput_ratio=_goodput_of(states_s),
+        states_s=states_s,
+        ranks=ranks,
+        ranks_missing=tuple(sorted(set(range(world_size)) - {rank.rank for rank in last})),
+        slowest_steps=_slowest_steps(processes),
+    )
+
+
+def _rank_report(process: RankSummary) -> RankReport:
+    states_s = {state: ns * _S_PER_NS for state, ns in process.states_ns.items()}
+    return RankReport(
+        rank=process.identity.rank,
+        attempt=process.identity.attempt,
+        host=_printable(process.identity.host),
+        pid=process.identity.pid,
+        steps=process.steps,
+        steps_per_s=_steps_per_s(process),
+        elapsed_s=sum(states_s.values()),
+        goodput_ratio=_goodput_of(states_s),
+        step=_spread_of(process.step_s),
+        phases=tuple(_phase_reports(process)),
+        states_s=states_s,
+        marks_lost=process.marks_lost,
+        ended=process.ending.how,
+        ended_phase=process.ending.phase,
+        ended_step=process.ending.step,
+        ended_cause=_printable(process.ending.cause) if process.ending.cause else None,
+    )
+
+
+def _phase_reports(process: RankSummary) -> Iterable[PhaseReport]:
+    for phase in PHASE_ORDER:
+        sketch = process.phase_s.get(phase)
+        spread = _spread_of(sketch) if sketch else None
+        if sketch and spread:
+            share = sketch.total / process.step_s.total if process.step_s.total else 0.0
+            yield PhaseReport(phase.wire, sketch.count, spread, sketch.total, share)
+
+
+def _spread_of(sketch: Sketch) -> Spread | None:
+    p50, p95 = sketch.quantile(0.5), sketch.quantile(0.95)
+    return None if p50 is None or p95 is None else Spread(p50, p95, sketch.greatest)
+
+
+def _steps_per_s(process: RankSummary) -> float | None:
+    if not process.steps or process.first_start_unix_ns is None or process.last_end_unix_ns is None:
+        return None
+    took_ns = process.last_end_unix_ns - process.first_start_unix_ns
+    return process.steps / (took_ns * _S_PER_NS) if took_ns > 0 else None
+
+
+def _state_of(ranks: Sequence[RankReport]) -> str:
+    if any(rank.ended == "running" for rank in ranks):
+        return "running"
+    return "failed" if any(rank.failed for rank in ranks) else "finished"
+
+
+def _elapsed_s(processes: Sequence[RankSummary]) -> float:
+    """From the first process's start to the last one's end, or to where its account reaches."""
+    starts = [process.process_start_unix_ns for process in processes]
+    ends = [p.ending.at_unix_ns or p.process_start_unix_ns + p.elapsed_ns for p in processes]
+    return (max(ends) - min(starts)) * _S_PER_NS
+
+
+def _goodput_of(states_s: dict[str, float]) -> float | None:
+    total_s = sum(states_s.values())
+    return states_s.get("productive", 0.0) / total_s if total_s else None
+
+
+def _sum_of(accounts: Iterable[dict[str, float]]) -> dict[str, float]:
+    """The accounts added up, the largest state first."""
+    total: Counter[str] = Counter()
+    for account in accounts:
+        total.update(account)
+    return dict(total.most_common())
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _slowest_steps(processes: Sequence[RankSummary]) -> tuple[SlowStep, ...]:
+    """The slowest steps of all ranks together: one entry for a step, whoever was slow in it."""
+    seen: dict[tuple[int, int], list[tuple[RankSummary, RememberedStep]]] = defaultdict(list)
+    for process in processes:
+        for step in process.slowest:
+            seen[process.identity.attempt, step.number].append((process, step))
+    by_duration = sorted(seen, key=lambda key: (-max(step.duration_ns for _, step in seen[key]), key))
+    return tuple(_slow_step(seen[key]) for key in by_duration[:SLOWEST_STEPS])
+
+
+def _slow_step(views: Sequence[tuple[RankSummary, RememberedStep]]) -> SlowStep:
+    process, slowest = max(views, key=lambda view: view[1].duration_ns)
+    sampled = any(step.sampled for _, step in views)
+    return SlowStep(
+        attempt=process.identity.attempt,
+        step=slowest.number,
+        duration_s=slowest.duration_ns * _S_PER_NS,
+        usual_s=process.step_s.quantile(0.5),
+        unusual=_unusual(views),
+        trace_id=process.trace_id_of(slowest.number) if sampled else None,
+    )
+
+
+def _unusual(views: Sequence[tuple[RankSummary, RememberedStep]]) -> tuple[Unusual, ...]:
+    """What was unusual, the phase of the fewest ranks first.
+
+    Where ranks wait for each other, one is late in its own phase and all others in the one in which they wait.
+    """
+    excess_s: dict[str, float] = {}
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for process, step in views:
+        phase, over_s = max(((p, _excess_s(process, step, p)) for p in PHASE_ORDER), key=lambda pair: pair[1])
+        if over_s > LEAST_EXCESS * step.duration_ns * _S_PER_NS:
+            excess_s[phase.wire] = max(over_s, excess_s.get(phase.wire, 0.0))
+            ranks[phase.wire].append(process.identity.rank)
+    found = [Unusual(phase, excess_s[phase], tuple(sorted(ranks[phase]))) for phase in ranks]
+    return tuple(sorted(found, key=lambda one: (len(one.ranks), -one.excess_s)))
+
+
+def _excess_s(process: RankSummary, step: RememberedStep, phase: Phase) -> float:
+    """How much longer `phase` took in `step` than in the usual one."""
+    sketch = process.phase_s.get(phase)
+    # A phase that most steps do not have (validation) usually takes no time at all.
+    usual_s = sketch.quantile(0.5) if sketch and sketch.count * 2 > process.steps else 0.0
+    return step.phase_times_ns[phase] * _S_PER_NS - (usual_s or 0.0)
+
+
+def _printable(text: str) -> str:
+    """`text` without control characters: it came from a file, and goes to a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,0 +1,108 @@
+"""Which run is meant, and what its folder holds."""
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from trainspan.errors import RecordingError, RunNotFound
+from trainspan.relay.timeline.summary import Summary
+
+SUMMARIES = "summary*.json"
+
+
+class Loaded(NamedTuple):
+    """What was read of a run. `silent_s`: how long ago the newest summary was written, in s."""
+
+    summary: Summary
+    silent_s: float
+
+
+def find_run(state: Path, wanted: str | None) -> Path:
+    """The folder of the run that is meant.
+
+    Args:
+        state: the state directory, which holds `runs/`.
+        wanted: a run id, the beginning of just one, or the path of a run folder; None: the newest run.
+
+    Raises:
+        RunNotFound: there is none, or more than one.
+    """
+    if wanted is not None and (os.sep in wanted or wanted in {".", ".."}):
+        return _existing(Path(wanted))
+    runs = state / "runs"
+    folders = [folder for folder in _subfolders(runs) if not folder.name.startswith(".")]
+    if wanted is None:
+        if not folders:
+            raise RunNotFound(f"no run in {runs}; record one: trainspan run -- python train.py")
+        return max(folders, key=_changed_ns)
+    return _matching(folders, wanted, runs)
+
+
+def load_run(folder: Path) -> Loaded:
+    """Everything that the nodes of the run have written.
+
+    Raises:
+        RunNotFound: nothing is there to read yet.
+        RecordingError: a summary is torn or of another version.
+    """
+    paths = sorted(folder.glob(SUMMARIES))
+    if not paths:
+        raise RunNotFound(
+            f"{folder} holds no summary: no step has been read yet; if nothing reads it (TRAINSPAN_RELAY=off), "
+            f"fold the recordings first: trainspan replay {folder}"
+        )
+    summaries = [_read(path) for path in paths]
+    summary = summaries[0]
+    for other in summaries[1:]:
+        summary.merge(other)
+    newest_s = max(path.stat().st_mtime for path in paths)
+    return Loaded(summary, max(time.time() - newest_s, 0.0))
+
+
+def _read(path: Path) -> Summary:
+    try:
+        return Summary.from_json(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise RunNotFound(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RecordingError(f"{path} is not JSON: {error}") from error
+    except RecordingError as error:
+        raise RecordingError(f"{path}: {error}") from error
+
+
+def _existing(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise RunNotFound(f"there is no folder {folder}")
+    return folder.resolve()
+
+
+def _matching(folders: list[Path], wanted: str, runs: Path) -> Path:
+    exact = [folder for folder in folders if folder.name == wanted]
+    matching = exact or [folder for folder in folders if folder.name.startswith(wanted)]
+    if len(matching) == 1:
+        return matching[0]
+    newest = sorted(matching or folders, key=_changed_ns, reverse=True)
+    some = ", ".join(folder.name for folder in newest[:5]) + (", ..." if len(newest) > 5 else "")
+    if matching:
+        raise RunNotFound(f"{wanted!r} begins the id of {len(matching)} runs, name one: {some}")
+    raise RunNotFound(f"no run {wanted!r} in {runs}" + (f"; there are: {some}" if folders else ""))
+
+
+def _subfolders(path: Path) -> list[Path]:
+    try:
+        return [entry for entry in path.iterdir() if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunNotFound(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _changed_ns(folder: Path) -> int:
+    """When the run last gave news of itself."""
+    changed = [folder.stat().st_mtime_ns]
+    with contextlib.suppress(FileNotFoundError):  # replaced since it was listed, which changed the folder too
+        changed += [path.stat().st_mtime_ns for path in folder.glob(SUMMARIES)]
+    return max(changed)

@@ -1,0 +1,126 @@
+"""What a report says, as an object. Its JSON form (`trainspan report --json`) has exactly these fields.
+
+Seconds end in `_s`, shares from 0 to 1 in `_ratio`, rates in 1/s in `_per_s`. `null` is what is not known. Fields are
+added, never renamed; a change of meaning makes a new `version`:
+
+    {"schema": "trainspan.report", "version": 1, "run": "...", "ranks": [{"rank": 0, "phases": [...]}, ...], ...}
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Final
+
+SCHEMA: Final = "trainspan.report"
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How a duration varies over steps."""
+
+    p50_s: float
+    p95_s: float
+    max_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseReport:
+    """One phase of one rank. `spread` is over the `steps` that have the phase; `share_ratio` is of the time of all."""
+
+    phase: str
+    steps: int
+    spread: Spread
+    total_s: float
+    share_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """One process that was a rank. A restarted rank has one for each attempt.
+
+    `ended`: running, closed, exception or died; where and why, as far as it is known, for the last two.
+    `elapsed_s` is what `states_s` adds up to.
+    """
+
+    rank: int
+    attempt: int
+    host: str
+    pid: int
+    steps: int
+    steps_per_s: float | None
+    elapsed_s: float
+    goodput_ratio: float | None
+    step: Spread | None
+    phases: tuple[PhaseReport, ...]
+    states_s: dict[str, float]
+    marks_lost: int
+    ended: str
+    ended_phase: str | None
+    ended_step: int | None
+    ended_cause: str | None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended before its work was done."""
+        return self.ended in {"died", "exception"}
+
+
+@dataclass(frozen=True, slots=True)
+class Unusual:
+    """The ranks that lost most of a slow step to the same phase; `excess_s` is the most beyond its usual time."""
+
+    phase: str
+    excess_s: float
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStep:
+    """One of the slowest steps, over all ranks. `trace_id` is null when the step was not sampled."""
+
+    attempt: int
+    step: int
+    duration_s: float
+    usual_s: float | None
+    unusual: tuple[Unusual, ...]
+    trace_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """A run. `state`: running, finished or failed. `states_s` and `goodput_ratio` are over all ranks and attempts.
+
+    `silent_s`: for how long nothing has been heard of a running run.
+    `ranks_missing`: ranks of the last attempt of which there is no summary here.
+    """
+
+    run: str
+    folder: str
+    state: str
+    silent_s: float | None
+    attempts: tuple[int, ...]
+    world_size: int
+    hosts: int
+    elapsed_s: float
+    steps: int
+    steps_per_s: float | None
+    goodput_ratio: float | None
+    states_s: dict[str, float]
+    ranks: tuple[RankReport, ...]
+    ranks_missing: tuple[int, ...]
+    slowest_steps: tuple[SlowStep, ...]
+
+    @property
+    def last_attempt(self) -> tuple[RankReport, ...]:
+        """The ranks of the last attempt."""
+        return tuple(rank for rank in self.ranks if rank.attempt == self.attempts[-1])
+
+    @property
+    def failures(self) -> tuple[RankReport, ...]:
+        """The ranks that ended before their work was done, over all attempts."""
+        return tuple(rank for rank in self.ranks if rank.failed)
+
+
+def to_json(report: RunReport) -> dict[str, Any]:
+    """The report as a JSON object."""
+    return {"schema": SCHEMA, "version": VERSION, **dataclasses.asdict(report)}

@@ -1,0 +1,230 @@
+"""A report as text for a terminal: at most 80 columns, and just as clear without color.
+
+Up to 16 ranks are shown one by one. Of more the spread over the ranks is shown, and the ranks that stand out.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from trainspan.report import outliers
+from trainspan.report.model import RankReport, RunReport, SlowStep, Unusual
+from trainspan.report.quantities import MISSING, duration, rate, ratio
+
+WIDTH: Final = 80
+RANKS_SHOWN: Final = 16
+STEPS_SHOWN: Final = 5
+FAILURES_SHOWN: Final = 8
+SILENT_S: Final = 60.0
+"""A running run writes its summary every few seconds; after so much silence its relay is probably gone."""
+
+_STATE_STYLE: Final = {"finished": "green", "running": "cyan", "failed": "bold red"}
+
+
+def console_for(stream: object | None = None, width: int | None = None) -> Console:
+    """A console for reports: no wider than 80 columns, no guessing of markup, emoji or highlights in what it shows."""
+    found = Console(file=stream, highlight=False, emoji=False, markup=False)  # type: ignore[arg-type]
+    found.width = width or min(found.width, WIDTH)
+    return found
+
+
+def render(report: RunReport) -> RenderableType:
+    """The whole report."""
+    ranks = report.last_attempt
+    few = len(ranks) <= RANKS_SHOWN
+    parts: list[RenderableType] = [*_failures(report), *_header(report)]
+    if any(rank.steps for rank in ranks):
+        parts += _section("Ranks", _rank_table(ranks, report.hosts) if few else _rank_spread(ranks))
+        parts += _section("Phases", _phase_table(ranks) if few else _phase_spread(ranks))
+        if not few:
+            parts += _section("Ranks that stand out", _outlier_table(ranks))
+        parts += _section("Slowest steps", _slow_step_table(report))
+    parts += _section("Time account", _account_table(report))
+    return Group(*parts)
+
+
+def _failures(report: RunReport) -> Iterable[RenderableType]:
+    """The first thing to know: who died, and where."""
+    several = len(report.attempts) > 1
+    for rank in report.failures[:FAILURES_SHOWN]:
+        where = f"attempt {rank.attempt}: " if several else ""
+        yield Text(f"{where}rank {rank.rank} {how_it_ended(rank)}", style="bold red")
+    more = len(report.failures) - FAILURES_SHOWN
+    if more > 0:
+        yield Text(f"and {more} more ranks that did not end well", style="bold red")
+    if report.failures:
+        yield Text()
+
+
+def how_it_ended(rank: RankReport) -> str:
+    """`ended in backward of step 41 (SIGKILL)`: how a process stands, or where and why it ended."""
+    if rank.ended == "running":
+        return "running"
+    if rank.ended == "closed":
+        return "finished"
+    where = "before its first step" if rank.steps == 0 else f"after {_count(rank.steps, 'step')}"
+    if rank.ended_phase is not None and rank.ended_step is not None:
+        where = f"in {rank.ended_phase} of step {rank.ended_step}"
+    cause = rank.ended_cause or ("an exception" if rank.ended == "exception" else "died without a word")
+    return f"ended {where} ({cause})"
+
+
+def _header(report: RunReport) -> Iterable[RenderableType]:
+    title = Text.assemble(("run ", ""), (report.run, "bold"), ": ", (report.state, _STATE_STYLE[report.state]))
+    if report.silent_s is not None:
+        title.append(f", last news {duration(report.silent_s)} ago")
+    yield title
+    ranks = f"{_count(report.world_size, 'rank')} on {_count(report.hosts, 'host')}"
+    attempts = f"attempt {report.attempts[-1]}"
+    if len(report.attempts) > 1:
+        attempts = f"{len(report.attempts)} attempts, the last is {report.attempts[-1]}"
+    yield Text(f"{attempts}, {ranks}")
+    steps = _count(report.steps, "step")
+    speed = f", {rate(report.steps_per_s)}" if report.steps_per_s is not None else ""
+    yield Text(f"{steps} in {duration(report.elapsed_s)}{speed}, goodput {ratio(report.goodput_ratio)}")
+    yield from (Text(warning, style="yellow") for warning in _warnings(report))
+
+
+def _warnings(report: RunReport) -> Iterable[str]:
+    if report.silent_s is not None and report.silent_s > SILENT_S:
+        yield "no news for long: the relay may be gone; its log is in the run folder"
+    if report.ranks_missing:
+        yield f"nothing is known here of {_ranks_text(report.ranks_missing)}; other nodes keep their own summaries"
+    lost = [rank.rank for rank in report.last_attempt if rank.marks_lost]
+    if lost:
+        yield f"marks of {_ranks_text(lost)} were lost: steps are missing (TRAINSPAN_RING_MARKS)"
+
+
+def _section(title: str, table: Table) -> list[RenderableType]:
+    if not table.row_count:
+        return []
+    return [Text(), Text(title, style="bold"), Padding(table, (0, 0, 0, 2))]
+
+
+def _table(*columns: str, left: Sequence[str] = ()) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, justify="left" if column in left else "right", no_wrap=column not in left)
+    return table
+
+
+def _rank_table(ranks: Sequence[RankReport], hosts: int) -> Table:
+    with_host = ("host",) if hosts > 1 else ()
+    table = _table("rank", *with_host, "steps", "rate", "p50", "p95", "max", "", left=("host", ""))
+    for rank in ranks:
+        step = rank.step
+        times = (duration(step.p50_s), duration(step.p95_s), duration(step.max_s)) if step else (MISSING,) * 3
+        host = (rank.host,) if hosts > 1 else ()
+        row = (str(rank.rank), *host, str(rank.steps), rate(rank.steps_per_s), *times, how_it_ended(rank))
+        table.add_row(*row, style="red" if rank.failed else None)
+    return table
+
+
+def _phase_table(ranks: Sequence[RankReport]) -> Table:
+    alone = len(ranks) == 1
+    columns = ("phase", "p50", "p95", "max", "share") if alone else ("phase", "rank", "p50", "p95", "max", "share")
+    table = _table(*columns, left=("phase",))
+    for name in outliers.phases_of(ranks):
+        first = True
+        for rank in ranks:
+            phase = next((phase for phase in rank.phases if phase.phase == name), None)
+            if phase is None:
+                continue
+            spread = phase.spread
+            times = (duration(spread.p50_s), duration(spread.p95_s), duration(spread.max_s), ratio(phase.share_ratio))
+            number = () if alone else (str(rank.rank),)
+            table.add_row(name if first else "", *number, *times)
+            first = False
+    return table
+
+
+def _rank_spread(ranks: Sequence[RankReport]) -> Table:
+    table = _table("over the ranks", "min", "median", "max", left=("over the ranks",))
+    steps = [rank.step for rank in ranks if rank.step]
+    rows: tuple[tuple[str, list[str]], ...] = (
+        ("steps", [str(round(n)) for n in outliers.three([rank.steps for rank in ranks])]),
+        ("rate", [rate(n) for n in outliers.three([r.steps_per_s for r in ranks if r.steps_per_s is not None])]),
+        ("step p50", [duration(s) for s in outliers.three([step.p50_s for step in steps])]),
+        ("step p95", [duration(s) for s in outliers.three([step.p95_s for step in steps])]),
+        ("step max", [duration(s) for s in outliers.three([step.max_s for step in steps])]),
+        (
+            "goodput",
+            [ratio(n) for n in outliers.three([r.goodput_ratio for r in ranks if r.goodput_ratio is not None])],
+        ),
+    )
+    for name, cells in rows:
+        table.add_row(name, *cells)
+    return table
+
+
+def _phase_spread(ranks: Sequence[RankReport]) -> Table:
+    table = _table("phase", "p50: min", "median", "max", "p95", "max", "share", left=("phase",))
+    for name in outliers.phases_of(ranks):
+        phases = [phase for rank in ranks for phase in rank.phases if phase.phase == name]
+        p50 = outliers.three([phase.spread.p50_s for phase in phases])
+        p95 = outliers.three([phase.spread.p95_s for phase in phases])
+        worst = max(phase.spread.max_s for phase in phases)
+        share = outliers.three([phase.share_ratio for phase in phases])
+        table.add_row(name, *map(duration, p50), duration(p95[1]), duration(worst), ratio(share[1]))
+    return table
+
+
+def _outlier_table(ranks: Sequence[RankReport]) -> Table:
+    table = _table("rank", "host", "phase", "p50", "median", "off by", left=("host", "phase"))
+    found = outliers.find(ranks)
+    for one in found[: outliers.SHOWN]:
+        off = f"{(one.p50_s / one.median_s - 1) * 100:+.0f} %"
+        table.add_row(str(one.rank), one.host, one.phase, duration(one.p50_s), duration(one.median_s), off)
+    if len(found) > outliers.SHOWN:
+        table.add_row("...", f"{len(found) - outliers.SHOWN} more (--json has all ranks)")
+    return table
+
+
+def _slow_step_table(report: RunReport) -> Table:
+    several = len(report.attempts) > 1
+    table = _table("step", "took", "longer than usual", "trace", left=("longer than usual",))
+    for step in report.slowest_steps[:STEPS_SHOWN]:
+        number = f"{step.attempt}/{step.step}" if several else str(step.step)
+        unusual = _unusual_text(step, many=report.world_size > 1)
+        table.add_row(number, duration(step.duration_s), unusual, step.trace_id or MISSING)
+    return table
+
+
+def _unusual_text(step: SlowStep, *, many: bool) -> str:
+    def one(unusual: Unusual) -> str:
+        who = f" {_ranks_text(unusual.ranks)}" if many else ""
+        return f"{unusual.phase} +{duration(unusual.excess_s)}{who}"
+
+    return "\n".join(one(unusual) for unusual in step.unusual) or MISSING
+
+
+def _account_table(report: RunReport) -> Table:
+    table = _table("state", "per rank", "share", left=("state",))
+    total_s = sum(report.states_s.values())
+    for state, seconds in report.states_s.items():
+        if seconds > 0:
+            table.add_row(state, duration(seconds / len(report.ranks)), ratio(seconds / total_s))
+    return table
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-2, 7`, `998 ranks`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    spans: list[tuple[int, int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], rank)
+        else:
+            spans.append((rank, rank))
+    if len(spans) > 3:
+        return f"{len(ranks)} ranks"
+    return "ranks " + ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,44 @@
+"""Every configuration under collector-config/ loads in the program it is for."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.backends import stack as stacks
+
+
+@pytest.mark.backends("that the real programs load every shipped configuration")
+def test_shipped_configurations_load(repository: Path) -> None:
+    """A component that was renamed or a key that was removed stops a collector on a user's first try, not ours."""
+    result = stacks.run("validate")
+
+    assert result.returncode == 0, result.stderr
+    checked = {word for line in result.stdout.splitlines() for word in line.split()[-1].split("+")}
+    shipped = {file.stem for file in (repository / "collector-config").glob("*.yaml")}
+    assert checked == shipped | {"prometheus"}
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["ok"] * len(result.stdout.splitlines())
+
+
+@pytest.mark.backends("that `validate` refuses a configuration that does not load")
+@pytest.mark.parametrize(
+    ("file", "right", "wrong", "complaint"),
+    [
+        ("gateway.yaml", "tail_sampling:", "tail_smapling:", "tail_smapling"),
+        ("jaeger.yaml", "jaeger_query:", "jaeger_kwery:", "jaeger_kwery"),
+        ("prometheus/prometheus.yaml", "otlp:", "oltp:", "oltp"),
+    ],
+)
+def test_a_mistake_is_named(
+    repository: Path, tmp_path: Path, file: str, right: str, wrong: str, complaint: str
+) -> None:
+    """A validation that says yes to everything would be worse than none."""
+    shutil.copytree(repository / "collector-config", tmp_path / "config")
+    broken = tmp_path / "config" / file
+    broken.write_text(broken.read_text().replace(right, wrong))
+
+    result = stacks.run("validate", tmp_path / "config")
+
+    assert result.returncode == 1
+    assert complaint in result.stderr
+    assert result.stdout.count("failed") == 1

@@ -1,0 +1,218 @@
+"""Training with torch.compile in every common way. Arguments: the scenarios to run, one after the other."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.data.training.evidence import report, seed_everything
+
+STEPS = 6
+
+
+def make_model() -> nn.Sequential:
+    """A network with an inner module of its own."""
+    return nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.ReLU(), nn.Linear(16, 16)), nn.Dropout(0.1), nn.Linear(16, 1))
+
+
+def make_batches() -> list[tuple[Tensor, Tensor]]:
+    """One batch a step."""
+    inputs = [torch.randn(4, 8) for _ in range(STEPS)]
+    return [(batch, batch.sum(1, keepdim=True)) for batch in inputs]
+
+
+def train(model: Callable[..., Any], optimizer: torch.optim.Optimizer, batches: list[tuple[Tensor, Tensor]]) -> None:
+    """A plain loop over `batches`."""
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+
+
+def outer(backend: str, **options: Any) -> nn.Module:
+    """`torch.compile(model)`, then the optimizer."""
+    model = make_model()
+    compiled: Any = torch.compile(model, backend=backend, **options)
+    train(compiled, torch.optim.Adam(compiled.parameters()), make_batches())
+    return model
+
+
+def after_optimizer() -> nn.Module:
+    """The optimizer, then `torch.compile(model)`."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    train(torch.compile(model, backend="aot_eager", fullgraph=True), optimizer, make_batches())
+    return model
+
+
+def in_place() -> nn.Module:
+    """`model.compile()`."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    model.compile(backend="aot_eager")
+    train(model, optimizer, make_batches())
+    return model
+
+
+def late() -> nn.Module:
+    """Three plain steps, then `torch.compile(model)` of the whole graph."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    batches = make_batches()
+    train(model, optimizer, batches[:3])
+    train(torch.compile(model, backend="aot_eager", fullgraph=True), optimizer, batches[3:])
+    return model
+
+
+def late_in_place() -> nn.Module:
+    """Three plain steps, then `model.compile()`."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    batches = make_batches()
+    train(model, optimizer, batches[:3])
+    model.compile(backend="aot_eager")
+    train(model, optimizer, batches[3:])
+    return model
+
+
+def blocks() -> nn.Module:
+    """Only an inner module is compiled."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    model[1].compile(backend="aot_eager", fullgraph=True)
+    train(model, optimizer, make_batches())
+    return model
+
+
+def broken() -> nn.Module:
+    """A model with a graph break of its own, and another one that is called inside of it."""
+
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make_model()
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            inputs = inputs * 2
+            torch._dynamo.graph_break()
+            output: Tensor = self.inner(inputs)
+            return output
+
+    model = Broken()
+    optimizer = torch.optim.Adam(model.parameters())
+    train(torch.compile(model, backend="aot_eager"), optimizer, make_batches())
+    return model
+
+
+def whole_step(*, known_before: bool) -> nn.Module:
+    """Forward, backward, clipping and the optimizer in one compiled function."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    batches = make_batches()
+
+    def step(inputs: Tensor, targets: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_value_(model.parameters(), 0.5)
+        optimizer.step()
+        return loss
+
+    if known_before:
+        train(model, optimizer, batches[:2])
+    compiled = torch.compile(step, backend="aot_eager")
+    for inputs, targets in batches:
+        compiled(inputs, targets)
+    return model
+
+
+def forward_function(*, known_before: bool) -> nn.Module:
+    """The loss computed in a compiled function of one whole graph."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    batches = make_batches()
+    if known_before:
+        train(model, optimizer, batches[:2])
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def loss_of(inputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.mse_loss(model(inputs), targets)
+
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        loss_of(inputs, targets).backward()
+        optimizer.step()
+    return model
+
+
+def clipping() -> nn.Module:
+    """Clipping compiled as one whole graph."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    clip = torch.compile(nn.utils.clip_grad_norm_, backend="aot_eager", fullgraph=True)
+    for inputs, targets in make_batches():
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        clip(model.parameters(), 1.0)
+        optimizer.step()
+    return model
+
+
+def optimizer_step() -> nn.Module:
+    """The optimizer's step compiled on its own."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.step = torch.compile(optimizer.step, backend="aot_eager")  # type: ignore[method-assign]
+    train(model, optimizer, make_batches())
+    return model
+
+
+def optimizer_function() -> nn.Module:
+    """The optimizer's step called in a compiled function."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    @torch.compile(backend="aot_eager")
+    def apply() -> None:
+        optimizer.step()
+
+    for inputs, targets in make_batches():
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        apply()
+    return model
+
+
+SCENARIOS: dict[str, Callable[[], nn.Module]] = {
+    "inductor": lambda: outer("inductor"),
+    "outer": lambda: outer("aot_eager"),
+    "eager": lambda: outer("eager"),
+    "fullgraph": lambda: outer("aot_eager", fullgraph=True),
+    "after_optimizer": after_optimizer,
+    "in_place": in_place,
+    "late": late,
+    "late_in_place": late_in_place,
+    "blocks": blocks,
+    "broken": broken,
+    "whole_step": lambda: whole_step(known_before=False),
+    "whole_step_late": lambda: whole_step(known_before=True),
+    "forward_function": lambda: forward_function(known_before=False),
+    "forward_function_late": lambda: forward_function(known_before=True),
+    "clipping": clipping,
+    "optimizer_step": optimizer_step,
+    "optimizer_function": optimizer_function,
+}
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        seed_everything()
+        trained = SCENARIOS[name]()
+        from torch._dynamo.utils import counters
+
+        breaks = sum(counters["graph_break"].values())
+        report(name, trained, breaks=breaks, graphs=counters["stats"]["unique_graphs"], calls=counters["stats"]["calls_captured"])
+        torch._dynamo.reset()
+        counters.clear()

@@ -1,0 +1,126 @@
+"""Training loops of every common shape. Arguments: the scenarios to run, one after the other."""
+
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.data.training.evidence import draw, report, seed_everything
+
+Batch = tuple[Tensor, Tensor]
+
+
+def make_loader(batches: int, size: int = 8) -> DataLoader[Batch]:
+    """`batches` shuffled batches of a made-up regression."""
+    inputs = torch.randn(batches * size, 16)
+    return DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=size, shuffle=True)
+
+
+def make_model() -> nn.Sequential:
+    """A small network that draws random numbers while it trains."""
+    return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 1))
+
+
+def plain() -> None:
+    """Two epochs of four steps, with clipping, a scheduler and a validation of two batches after each."""
+    model, loader, held_out = make_model(), make_loader(4), make_loader(2)
+    criterion = nn.MSELoss()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    for _epoch in range(2):
+        model.train()
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss = criterion(model(inputs.to("cpu") + draw()), targets)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+        model.eval()
+        with torch.no_grad():
+            for inputs, targets in held_out:
+                criterion(model(inputs), targets)
+    report("plain", model)
+
+
+def accumulation() -> None:
+    """Twelve micro-batches, three to a step."""
+    model, loader = make_model(), make_loader(12)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    for number, (inputs, targets) in enumerate(loader):
+        loss = nn.functional.mse_loss(model(inputs + draw()), targets) / 3
+        loss.backward()
+        if number % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    report("accumulation", model)
+
+
+def gan() -> None:
+    """Five iterations of two optimizers: first the critic, then the generator."""
+    generator = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16))
+    critic = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+    teach_critic = torch.optim.Adam(critic.parameters(), lr=1e-3)
+    teach_generator = torch.optim.Adam(generator.parameters(), lr=1e-3)
+    for inputs, _ in make_loader(5):
+        fakes = generator(torch.randn(len(inputs), 4) + draw())
+        teach_critic.zero_grad()
+        (critic(fakes.detach()).mean() - critic(inputs).mean()).backward()
+        teach_critic.step()
+        teach_generator.zero_grad()
+        (-critic(fakes).mean()).backward()
+        teach_generator.step()
+    report("gan", generator, critic)
+
+
+def lbfgs() -> None:
+    """Three steps whose closures run forward and backward several times inside the optimizer."""
+    model = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    calls = 0
+    for inputs, targets in make_loader(3):
+
+        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+            nonlocal calls
+            calls += 1
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    report("lbfgs", model, closures=calls)
+
+
+def scaler() -> None:
+    """Six steps under a gradient scaler; the gradient of the third is infinite, so its step is skipped."""
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scale = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for number, (inputs, targets) in enumerate(make_loader(6)):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = nn.functional.mse_loss(model(inputs), targets)
+        scaled = scale.scale(loss) * (float("inf") if number == 2 else 1.0)
+        scaled.backward()
+        scale.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scale.step(optimizer)
+        scale.update()
+    report("scaler", model, scale=scale.get_scale())
+
+
+SCENARIOS: dict[str, Callable[[], None]] = {
+    "plain": plain,
+    "accumulation": accumulation,
+    "gan": gan,
+    "lbfgs": lbfgs,
+    "scaler": scaler,
+}
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        seed_everything()
+        SCENARIOS[name]()

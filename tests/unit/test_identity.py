@@ -1,0 +1,247 @@
+"""Who a process is, and the ids that follow from it."""
+
+import os
+import random
+import re
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainspan import settings
+from trainspan.identity import Identity, identify, new_run_id, span_id_of, trace_id_of
+from trainspan.role import Role
+
+TORCHRUN = {
+    "RANK": "11",
+    "LOCAL_RANK": "3",
+    "GROUP_RANK": "1",
+    "WORLD_SIZE": "16",
+    "LOCAL_WORLD_SIZE": "8",
+    "TORCHELASTIC_RUN_ID": "bert-42",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_MAX_RESTARTS": "3",
+}
+SLURM = {
+    "SLURM_JOB_ID": "81723",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_NTASKS": "8",
+}
+
+
+def identity_in(environ: dict[str, str]) -> Identity:
+    """The identity of a rank with this environment."""
+    return identify(settings.load(environ)[0], environ, Role.RANK)
+
+
+def test_worker_of_torchrun() -> None:
+    """The most common launcher: every field comes from it."""
+    environ = TORCHRUN
+
+    found = identity_in(environ)
+
+    assert found == Identity(
+        role="rank",
+        run="bert-42",
+        attempt=2,
+        rank=11,
+        local_rank=3,
+        node_rank=1,
+        world_size=16,
+        local_world_size=8,
+        host=os.uname().nodename,
+        pid=os.getpid(),
+        launcher="torchrun",
+    )
+
+
+def test_task_of_slurm() -> None:
+    """`srun python train.py` has no torchrun: rank and run come from the scheduler."""
+    environ = SLURM
+
+    found = identity_in(environ)
+
+    assert (found.run, found.launcher) == ("81723.0", "slurm")
+    assert (found.rank, found.local_rank, found.node_rank, found.world_size) == (5, 1, 2, 8)
+
+
+def test_process_alone() -> None:
+    """`python train.py`: rank 0 of 1, and a run id of its own."""
+    first, second = identity_in({}), identity_in({})
+
+    assert first[2:8] == (0, 0, 0, 0, 1, 1)
+    assert first.launcher == "process"
+    assert first.run != second.run
+
+
+def test_torchrun_inside_slurm_counts_as_torchrun() -> None:
+    """`srun torchrun`: the scheduler counts agents, torchrun counts ranks."""
+    environ = {**SLURM, **TORCHRUN}
+
+    found = identity_in(environ)
+
+    assert (found.rank, found.local_rank, found.node_rank, found.world_size) == (11, 3, 1, 16)
+    assert found.launcher == "torchrun"
+
+
+@pytest.mark.parametrize(
+    ("environ", "run", "launcher"),
+    [
+        ({**SLURM, **TORCHRUN, "TRAINSPAN_RUN_ID": "mine", "RAY_JOB_ID": "r"}, "mine", "user"),
+        ({**TORCHRUN, "RAY_JOB_ID": "raysubmit_1"}, "raysubmit_1", "ray"),
+        ({"KUBEFLOW_TRAINING_JOB_ID": "job-7", **SLURM}, "job-7", "kubeflow"),
+        ({"SLURM_JOB_ID": "81723"}, "81723", "slurm"),
+        ({"TORCHELASTIC_RUN_ID": "none", **SLURM}, "81723.0", "slurm"),
+        ({"TORCHELASTIC_RUN_ID": "none", "TRAINSPAN_LAUNCH_ID": "20261121-x"}, "20261121-x", "trainspan"),
+        ({"TRAINSPAN_LAUNCH_ID": "20261121-x", **TORCHRUN}, "bert-42", "torchrun"),
+    ],
+)
+def test_run_is_named_by_who_knows_best(environ: dict[str, str], run: str, launcher: str) -> None:
+    """All processes of a run must come to the same name; torchrun's `none` is the same for every job."""
+    found = identity_in(environ)
+
+    assert (found.run, found.launcher) == (run, launcher)
+
+
+@pytest.mark.parametrize(
+    ("environ", "attempt"),
+    [
+        ({}, 0),
+        ({"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}, 2),
+        ({"SLURM_RESTART_COUNT": "2"}, 2),
+        ({"SLURM_RESTART_COUNT": "1", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "3"}, 4),
+        ({"SLURM_RESTART_COUNT": "2", "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "3"}, 9),
+        ({"SLURM_RESTART_COUNT": "2", "TRAINSPAN_ATTEMPT": "5"}, 5),
+        ({"SLURM_RESTART_COUNT": "2", "TRAINSPAN_ATTEMPT": "0"}, 0),
+    ],
+)
+def test_attempt_counts_every_restart_once(environ: dict[str, str], attempt: int) -> None:
+    """Two incarnations with one number would have the same ids, and be drawn on top of each other."""
+    found = identity_in(environ)
+
+    assert found.attempt == attempt
+
+
+@pytest.mark.parametrize("value", ["", "-1", "three", "1.5", "0x3", " ", "²", "9" * 5000])
+def test_rank_that_is_no_number_is_passed_over(value: str) -> None:
+    """RANK is a common word: other programs set it to what they like, and nothing may be raised."""
+    environ = {"RANK": value, "SLURM_PROCID": "4"}
+
+    found = identity_in(environ)
+
+    assert found.rank == 4
+
+
+@pytest.mark.parametrize(
+    ("hostile", "run"),
+    [
+        ("../../x", "x"),
+        ("/etc/passwd", "etc-passwd"),
+        ("..", "run"),
+        (".", "run"),
+        ("---", "run"),
+        (".hidden", "hidden"),
+        ("-rf", "rf"),
+        ("a/../../b", "a-..-..-b"),
+        ("two words\nand a line", "two-words-and-a-line"),
+        ("läufer", "l-ufer"),
+        ("語" * 200, "run"),
+        ("x" * 500, "x" * 128),
+    ],
+)
+def test_run_from_outside_is_safe_as_a_folder(hostile: str, run: str) -> None:
+    """The run's name becomes a path: it must not lead anywhere else, nor read as an option."""
+    environ = {"TORCHELASTIC_RUN_ID": hostile}
+
+    found = identity_in(environ)
+
+    assert found.run == run
+
+
+@given(st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=()), min_size=1))
+def test_any_run_becomes_one_folder_name(hostile: str) -> None:
+    """What an environment may hold is not ours to choose, bytes that are no text included."""
+    environ = {"RAY_JOB_ID": hostile}
+
+    found = identity_in(environ)
+
+    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", found.run)
+
+
+def test_new_run_ids_differ_whatever_the_seed() -> None:
+    """Two jobs started in the same second with the same seed are two runs."""
+    random.seed(1)
+    first = new_run_id()
+    random.seed(1)
+
+    second = new_run_id()
+
+    assert first != second
+    assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{8}", first)
+
+
+def test_ids_are_fixed() -> None:
+    """Relays of two versions meet in one run: ids that change would tear its traces apart."""
+    trace_ids = [
+        f"{trace_id_of('run', 0, 'step', 7):032x}",
+        f"{trace_id_of('run', 0, 'attempt'):032x}",
+        f"{trace_id_of('run', 1, 'step', 7):032x}",
+    ]
+    span_ids = [
+        f"{span_id_of('run', 0, 'step', 7):016x}",
+        f"{span_id_of('run', 0, 'step', 7, 'rank', 3, 'training.forward', 0):016x}",
+        f"{span_id_of('Läufer', 0, 'attempt'):016x}",
+    ]
+
+    assert trace_ids == [
+        "285af1cbed545e7bac87ef1dad9c0dbb",
+        "5adb9941b2f9406850a8bfb7f3b3471e",
+        "2d6d0a7b5c0b171533e65219606b0b1f",
+    ]
+    assert span_ids == ["3634a1cfe977a443", "3366cf932338dd3f", "f56a97c21d4ad232"]
+
+
+@given(st.text(max_size=20), st.integers(0, 2**31), st.integers(0, 2**62))
+def test_ids_fit_the_wire_and_are_never_zero(run: str, attempt: int, step: int) -> None:
+    """Zero means that there is no id; a bit too many is refused by every backend."""
+    run = run.encode(errors="replace").decode()
+
+    trace_id, span_id = trace_id_of(run, attempt, "step", step), span_id_of(run, attempt, "step", step)
+
+    assert 0 < trace_id < 1 << 128
+    assert 0 < span_id < 1 << 64
+
+
+def test_ids_of_different_things_differ() -> None:
+    """Names are joined before they are hashed: `1, 23` must not be `12, 3`."""
+    ids = [
+        span_id_of("run", 1, "step", 23),
+        span_id_of("run", 12, "step", 3),
+        span_id_of("run1", 1, "step", 23),
+        span_id_of("run", 1, "step", 23, "rank", 0),
+        span_id_of("run", 1, "step23"),
+        trace_id_of("run", 1, "step", 23) & (1 << 64) - 1,
+        trace_id_of("run", 1, "step", 23) >> 64,
+    ]
+
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "random"])
+def test_ids_depend_on_no_seed_and_disturb_none(seed: str) -> None:
+    """Every relay computes its peers' ids, in a process of its own; the user's random stream is not ours."""
+    program = (
+        "import random; before = random.getstate();"
+        "from trainspan.identity import trace_id_of, span_id_of;"
+        "print(trace_id_of('run', 0, 'step', 7), span_id_of('run', 0, 'step', 7), random.getstate() == before)"
+    )
+    environ = {**os.environ, "PYTHONHASHSEED": seed}
+
+    ran = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
+
+    assert ran.stdout.split() == [str(trace_id_of("run", 0, "step", 7)), str(span_id_of("run", 0, "step", 7)), "True"]

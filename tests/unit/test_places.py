@@ -1,0 +1,227 @@
+"""Where a host's processes record: private, and agreed upon without a message."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainspan.errors import RecordingRefused
+from trainspan.recording import places
+
+NOBODY = 65534
+HOST = os.uname().nodename
+AGREE = """
+import sys, time
+from pathlib import Path
+from trainspan.recording import places
+state, memory = sys.argv[1:]
+places.MEMORY = Path(memory)
+# A slow disk: time passes between looking at a link and replacing it.
+sys.addaudithook(lambda event, _: time.sleep(0.05) if event == "os.rename" else None)
+sys.stdin.readline()
+print(places.recording_dir(state, "run", None, in_memory=True))
+"""
+
+as_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="needs root; would have shown that a directory of another user is refused"
+)
+with_memory = pytest.mark.skipif(
+    not os.access(places.MEMORY, os.W_OK),
+    reason="needs /dev/shm; would have shown how processes agree on a place there",
+)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    """A state directory; what its links lead to in the host's memory is removed afterwards."""
+    yield tmp_path
+
+    for link in tmp_path.glob("runs/*/recordings/*"):
+        if link.is_symlink() and link.readlink().parent == places.MEMORY:
+            shutil.rmtree(link.readlink(), ignore_errors=True)
+
+
+def mode_of(path: Path) -> int:
+    """The permission bits of `path`."""
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def agree(state: Path, memory: Path, processes: int) -> set[str]:
+    """The answers of as many processes, asked at the same moment."""
+    command = [sys.executable, "-c", AGREE, str(state), str(memory)]
+    asked = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(processes)
+    ]
+    for process in asked:
+        assert process.stdin is not None
+        process.stdin.write("now\n")
+        process.stdin.flush()
+    answers = [process.communicate() for process in asked]
+    assert [errors for _, errors in answers if errors] == []
+    return {answer.strip() for answer, _ in answers}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_made_directory_is_private(tmp_path: Path, umask: int) -> None:
+    """Recordings tell what somebody trains: a generous umask must not show them to everybody."""
+    before = os.umask(umask)
+
+    try:
+        made = places.make_private(tmp_path / "runs" / "one")
+    finally:
+        os.umask(before)
+
+    assert mode_of(made) == 0o700
+    assert mode_of(made.parent) & 0o077 == 0
+
+
+def test_directory_that_is_there_is_used_again(tmp_path: Path) -> None:
+    """The second rank of a host finds what the first has made."""
+    first = places.make_private(tmp_path / "run")
+
+    second = places.make_private(tmp_path / "run")
+
+    assert second == first
+
+
+def test_planted_link_is_refused(tmp_path: Path) -> None:
+    """A link in place of the directory would have us write where somebody else wants us to."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    (tmp_path / "run").symlink_to(elsewhere)
+
+    with pytest.raises(RecordingRefused, match="is not a directory; remove it"):
+        places.make_private(tmp_path / "run")
+
+    assert list(elsewhere.iterdir()) == []
+
+
+@as_root
+def test_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    """Its owner could read and exchange every recording in it."""
+    planted = tmp_path / "run"
+    planted.mkdir(mode=0o700)
+    os.chown(planted, NOBODY, NOBODY)
+
+    with pytest.raises(RecordingRefused, match=f"belongs to user {NOBODY}, not to 0"):
+        places.make_private(planted)
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o710, 0o702])
+def test_directory_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
+    """Somebody opened it on purpose or by mistake; we cannot know who has been in it."""
+    opened = tmp_path / "run"
+    opened.mkdir()
+    opened.chmod(mode)
+
+    with pytest.raises(RecordingRefused, match=rf"mode {mode:o}.*chmod 700"):
+        places.make_private(opened)
+
+
+def test_file_in_the_way_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """The warning is the only thing that the owner of the training gets to see."""
+    (tmp_path / "state").write_text("not a directory")
+
+    with pytest.raises(RecordingRefused, match=r"cannot be used .*set TRAINSPAN_DIR"):
+        places.make_private(tmp_path / "state" / "runs" / "one")
+
+
+def test_explicit_place_is_used_as_it_is(tmp_path: Path, state: Path) -> None:
+    """A sidecar looks into the volume it shares with the rank, and nowhere else."""
+    explicit = tmp_path / "volume"
+
+    place = places.recording_dir(str(state), "run", str(explicit), in_memory=True)
+
+    assert place == explicit / "run"
+    assert mode_of(place) == 0o700
+    assert not (state / "runs").exists()
+
+
+def test_recordings_that_must_last_are_in_the_run_folder(state: Path) -> None:
+    """Without a relay they are all there is, and memory ends with the boot."""
+    place = places.recording_dir(str(state), "run", None, in_memory=False)
+
+    assert place == state / "runs" / "run" / "recordings" / HOST
+    assert mode_of(place) == 0o700
+
+
+@with_memory
+def test_place_in_memory_is_private_and_cannot_be_guessed(state: Path) -> None:
+    """Everybody may write to the host's memory: a name that can be foretold can be planted."""
+    first = places.recording_dir(str(state), "one", None, in_memory=True)
+    second = places.recording_dir(str(state), "two", None, in_memory=True)
+
+    assert first.parent == second.parent == places.MEMORY
+    assert mode_of(first) == 0o700
+    assert "one" not in first.name
+    assert first.name != second.name
+
+
+@with_memory
+def test_place_is_found_again_by_its_link(state: Path) -> None:
+    """A restarted rank joins the others, and the report finds what they recorded."""
+    first = places.recording_dir(str(state), "run", None, in_memory=True)
+
+    second = places.recording_dir(str(state), "run", None, in_memory=True)
+
+    assert second == first
+    assert (state / "runs" / "run" / "recordings" / HOST).readlink() == first
+
+
+@with_memory
+def test_link_that_leads_nowhere_is_replaced(state: Path) -> None:
+    """After a reboot the memory is empty and the link still there."""
+    gone = places.recording_dir(str(state), "run", None, in_memory=True)
+    gone.rmdir()
+
+    place = places.recording_dir(str(state), "run", None, in_memory=True)
+
+    assert place != gone
+    assert mode_of(place) == 0o700
+    assert (state / "runs" / "run" / "recordings" / HOST).readlink() == place
+
+
+@as_root
+@with_memory
+def test_link_to_somebody_else_is_replaced(state: Path) -> None:
+    """After a reboot somebody else may have taken the name in the host's memory."""
+    taken = places.recording_dir(str(state), "run", None, in_memory=True)
+    os.chown(taken, NOBODY, NOBODY)
+
+    try:
+        place = places.recording_dir(str(state), "run", None, in_memory=True)
+    finally:
+        taken.rmdir()
+
+    assert place != taken
+
+
+@with_memory
+def test_directory_where_the_link_belongs_is_used(state: Path) -> None:
+    """A run begun with the relay off goes on where it was, also when the relay is on again."""
+    on_disk = places.recording_dir(str(state), "run", None, in_memory=False)
+
+    place = places.recording_dir(str(state), "run", None, in_memory=True)
+
+    assert place == on_disk
+
+
+@pytest.mark.parametrize("rebooted", [False, True], ids=["first-start", "after-a-reboot"])
+def test_processes_that_start_at_once_agree(tmp_path: Path, rebooted: bool) -> None:
+    """Eight ranks that disagree are served by eight relays, or seven of them by none."""
+    state, memory = tmp_path / "state", tmp_path / "memory"
+    memory.mkdir()
+    if rebooted:
+        link = places.make_private(state / "runs" / "run" / "recordings") / HOST
+        link.symlink_to(memory / "trainspan-before-the-reboot")
+
+    answers = agree(state, memory, processes=8)
+
+    assert answers == {str(path) for path in memory.iterdir()}
+    assert len(answers) == 1

@@ -1,0 +1,260 @@
+"""Reports compared as a whole: what a person sees is the product."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.unit.report_runs import PLAIN_MS, START_UNIX_NS, S, rank_of, run_of
+from trainspan.names import Phase
+from trainspan.relay.timeline.rank_summary import Ending
+from trainspan.relay.timeline.summary import Summary
+from trainspan.report.build import build_report
+from trainspan.report.render import WIDTH, console_for, render
+
+LATE_MS = {**PLAIN_MS, Phase.DATA_WAIT: 900}
+WAITS_FOR_LATE_MS = {**PLAIN_MS, Phase.BACKWARD: 1100}
+VALIDATES_MS = {**PLAIN_MS, Phase.VALIDATION: 700}
+
+ONE_RANK = """\
+run demo: finished
+attempt 0, 1 rank on 1 host
+20 steps in 11.2 s, 2.77/s, goodput 57.2 %
+
+Ranks
+  rank  steps    rate     p50     p95     max
+     0     20  2.77/s  326 ms  326 ms  1.03 s  finished
+
+Phases
+  phase           p50      p95      max   share
+  data_wait   5.00 ms  5.00 ms  5.00 ms   1.4 %
+  forward      100 ms   100 ms   100 ms  27.7 %
+  backward     200 ms   200 ms   200 ms  55.4 %
+  optimizer   20.0 ms  20.0 ms  20.0 ms   5.5 %
+  validation   700 ms   700 ms   700 ms   9.7 %
+  other       1.00 ms  1.00 ms  1.00 ms   0.3 %
+
+Slowest steps
+  step    took  longer than usual                              trace
+    19  1.03 s  validation +700 ms  fe48ceb999536e0f173afe3edac471fa
+     1  326 ms  -                                                  -
+     2  326 ms  -                                                  -
+     3  326 ms  -                                                  -
+     4  326 ms  -                                                  -
+
+Time account
+  state       per rank   share
+  productive    6.42 s  57.2 %
+  init          3.00 s  26.7 %
+  shutdown      1.00 s   8.9 %
+  validation    700 ms   6.2 %
+  data_wait     100 ms   0.9 %
+"""
+
+TWO_RANKS_ONE_KILLED = """\
+rank 0 ended in backward of step 20 (RuntimeError)
+rank 1 ended in backward of step 20 (SIGKILL)
+
+run demo: failed
+attempt 0, 2 ranks on 1 host
+20 steps in 11.0 s, 2.70/s, goodput 60.2 %
+
+Ranks
+  rank  steps    rate     p50     p95     max
+     0     20  2.70/s  326 ms  326 ms  1.23 s  ended in backward of step 20
+                                               (RuntimeError)
+     1     20  2.70/s  326 ms  326 ms  1.22 s  ended in backward of step 20
+                                               (SIGKILL)
+
+Phases
+  phase      rank      p50      p95      max   share
+  data_wait     0  5.00 ms  5.00 ms  5.00 ms   1.3 %
+                1  5.00 ms  5.00 ms   900 ms  13.4 %
+  forward       0   100 ms   100 ms   100 ms  27.0 %
+                1   100 ms   100 ms   100 ms  27.0 %
+  backward      0   200 ms   200 ms   1.10 s  66.0 %
+                1   200 ms   200 ms   200 ms  53.9 %
+  optimizer     0  20.0 ms  20.0 ms  20.0 ms   5.4 %
+                1  20.0 ms  20.0 ms  20.0 ms   5.4 %
+  other         0  1.00 ms  1.00 ms  1.00 ms   0.3 %
+                1  1.00 ms  1.00 ms  1.00 ms   0.3 %
+
+Slowest steps
+  step    took  longer than usual                                    trace
+    10  1.23 s  backward +900 ms rank 0   010eaf79a293409d44bad56d1c087e7a
+                data_wait +895 ms rank 1
+     1  326 ms  -                                                        -
+     2  326 ms  -                                                        -
+     3  326 ms  -                                                        -
+     4  326 ms  -                                                        -
+
+Time account
+  state       per rank   share
+  productive    6.87 s  60.2 %
+  init          3.00 s  26.3 %
+  shutdown      1.00 s   8.8 %
+  data_wait     548 ms   4.8 %
+"""
+
+RESTARTED_AND_RUNNING = """\
+attempt 0: rank 1 ended before its first step (died without a word)
+
+run demo: running, last news 2 min 05 s ago
+2 attempts, the last is 1, 2 ranks on 1 host
+3 steps in 64.7 s, 3.07/s, goodput 7.4 %
+no news for long: the relay may be gone; its log is in the run folder
+nothing is known here of rank 1; other nodes keep their own summaries
+marks of rank 0 were lost: steps are missing (TRAINSPAN_RING_MARKS)
+
+Ranks
+  rank  steps    rate     p50     p95     max
+     0      2  3.07/s  326 ms  326 ms  326 ms  running
+
+Phases
+  phase          p50      p95      max   share
+  data_wait  5.00 ms  5.00 ms  5.00 ms   1.5 %
+  forward     100 ms   100 ms   100 ms  30.7 %
+  backward    200 ms   200 ms   200 ms  61.3 %
+  optimizer  20.0 ms  20.0 ms  20.0 ms   6.1 %
+  other      1.00 ms  1.00 ms  1.00 ms   0.3 %
+
+Slowest steps
+  step    took  longer than usual                             trace
+   0/0  326 ms  -                  a065276960947368c3298b9e85b27713
+   1/0  326 ms  -                  8e2c3814435953c3170a9ba19eb2e9c6
+   1/1  326 ms  -                                                 -
+
+Time account
+  state       per rank   share
+  init          3.00 s  69.3 %
+  shutdown      1.00 s  23.1 %
+  productive    321 ms   7.4 %
+  data_wait    5.00 ms   0.1 %
+"""
+
+
+def text_of(run: Summary, silent_s: float = 1.0, width: int = WIDTH) -> str:
+    """The report as printed, without the blanks that pad a table to the right."""
+    out = io.StringIO()
+    console_for(out, width).print(render(build_report(run, Path("/runs/demo"), silent_s)))
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+def two_ranks_one_killed() -> Summary:
+    """Rank 1 waited for one batch, and was killed later; rank 0 saw the connection break."""
+    at = START_UNIX_NS + 11 * S
+    return run_of(
+        rank_of(
+            0,
+            [PLAIN_MS] * 10 + [WAITS_FOR_LATE_MS] + [PLAIN_MS] * 9,
+            world_size=2,
+            ending=Ending("exception", at, "backward", 20, "RuntimeError"),
+        ),
+        rank_of(
+            1,
+            [PLAIN_MS] * 10 + [LATE_MS] + [PLAIN_MS] * 9,
+            world_size=2,
+            ending=Ending("died", at - S, "backward", 20, "SIGKILL"),
+            sampled=(10,),
+        ),
+    )
+
+
+def many_ranks(count: int) -> Summary:
+    """Rank 41 computes its forward for half as long again; all others wait for it in backward."""
+    slow_ms = {**PLAIN_MS, Phase.FORWARD: 150}
+    waits_ms = {**PLAIN_MS, Phase.BACKWARD: 250}
+    ranks = (
+        rank_of(rank, [slow_ms if rank == 41 else waits_ms] * 3, world_size=count, host=f"node-{rank // 8:03}")
+        for rank in range(count)
+    )
+    return run_of(*ranks)
+
+
+def test_report_of_one_rank() -> None:
+    """The first report a new user sees."""
+    steps = [PLAIN_MS] * 19 + [VALIDATES_MS]
+
+    text = text_of(run_of(rank_of(0, steps, sampled=(0, 19))))
+
+    assert text == ONE_RANK
+
+
+def test_report_names_the_dead_first() -> None:
+    """After a crash one question matters: which rank, in which phase."""
+    run = two_ranks_one_killed()
+
+    text = text_of(run)
+
+    assert text == TWO_RANKS_ONE_KILLED
+
+
+def test_report_of_a_restarted_run_that_goes_on() -> None:
+    """A run is watched while it runs; what happened before its restart must not be lost."""
+    killed = rank_of(1, [], world_size=2, ending=Ending("died", START_UNIX_NS + 4 * S))
+    running = rank_of(0, [PLAIN_MS] * 2, world_size=2, attempt=1, ending=Ending("running"))
+    running.marks_lost = 7
+
+    text = text_of(run_of(rank_of(0, [PLAIN_MS], world_size=2), killed, running), silent_s=125.0)
+
+    assert text == RESTARTED_AND_RUNNING
+
+
+def test_report_of_a_thousand_ranks_fits_a_screen() -> None:
+    """Nobody reads a thousand rows; the rank that stands out must be on the first screen."""
+    text = text_of(many_ranks(1000))
+
+    lines = text.splitlines()
+    outliers = lines[lines.index("Ranks that stand out") + 2 :][:3]
+    assert len(lines) < 60
+    assert outliers == [
+        "    41  node-005  forward   150 ms  100 ms   +50 %",
+        "    41  node-005  backward  200 ms  250 ms   -20 %",
+        "",
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 16, 17, 1000])
+def test_report_never_exceeds_80_columns(ranks: int) -> None:
+    """A wrapped table in a log file or a small terminal cannot be read."""
+    text = text_of(many_ranks(ranks))
+
+    widest = max(len(line) for line in text.splitlines())
+
+    assert widest <= 80
+
+
+def test_report_without_a_step_shows_where_the_time_went() -> None:
+    """A run that never came to its first step is the one that most needs a report."""
+    text = text_of(run_of(rank_of(0, [], ending=Ending("died", START_UNIX_NS + 4 * S, cause="SIGKILL"))))
+
+    assert text.splitlines()[0] == "rank 0 ended before its first step (SIGKILL)"
+    assert "Phases" not in text
+    assert "  init        3.00 s  75.0 %" in text
+
+
+def test_dead_ranks_are_red_on_a_terminal() -> None:
+    """The eye finds the dead rank before it reads."""
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system="standard", width=80, highlight=False)
+
+    console.print(render(build_report(two_ranks_one_killed(), Path("/runs/demo"), 1.0)))
+
+    assert "\x1b[1;31mrank 1 ended in backward of step 20 (SIGKILL)\x1b[0m" in out.getvalue()
+
+
+def test_report_in_a_file_has_no_color() -> None:
+    """Escape sequences in a log file are noise."""
+    text = text_of(two_ranks_one_killed())
+
+    assert "\x1b" not in text
+
+
+def test_control_characters_from_a_file_never_reach_the_terminal() -> None:
+    """A summary may come from another machine; its strings must not steer the terminal."""
+    rank = rank_of(0, [PLAIN_MS], ending=Ending("exception", START_UNIX_NS + 5 * S, "forward", 1, "\x1b[2JBoom"))
+
+    text = text_of(run_of(rank))
+
+    assert text.splitlines()[0] == "rank 0 ended in forward of step 1 (?[2JBoom)"

@@ -1,0 +1,249 @@
+"""What the report reads: accumulated per process, merged over nodes and attempts, refused when it is not ours."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainspan.clock import Anchor
+from trainspan.errors import RecordingError
+from trainspan.identity import trace_id_of
+from trainspan.names import Phase
+from trainspan.relay.timeline.rank_summary import SLOWEST, Ending, RankSummary
+from trainspan.relay.timeline.records import ProcessEnd, phase_times_of
+from trainspan.relay.timeline.summary import Summary
+from trainspan.testing.builders import identity_of, rank_step
+
+MS = 1_000_000
+ANCHOR = Anchor(0, 1_700_000_000_000_000_000)
+
+
+def rank_of(rank: int = 0, durations_ms: tuple[int, ...] = (30, 40), attempt: int = 0) -> RankSummary:
+    """A process whose steps are half forward, half backward."""
+    recording = f"r{rank:05d}-a{attempt}-p1-aaaaaaaa"
+    summary = RankSummary(recording, identity_of(rank, attempt=attempt), ANCHOR.unix_ns)
+    start_ns = 1000
+    for number, duration_ms in enumerate(durations_ms):
+        half_ns = duration_ms * MS // 2
+        step = rank_step(number, [(Phase.FORWARD, half_ns), (Phase.BACKWARD, half_ns)], start_ns=start_ns)
+        summary.add(step, phase_times_of(step), ANCHOR, "first" if number < 1 else None)
+        start_ns = step.end_ns
+    summary.states_ns = {"init": 1000, "productive": start_ns - 1000}
+    return summary
+
+
+def run_of(*ranks: RankSummary) -> Summary:
+    summary = Summary("run-1")
+    for rank in ranks:
+        summary.add(rank)
+    return summary
+
+
+def test_a_summary_as_it_is_written() -> None:
+    """The file outlives the program that wrote it: its form, once, whole."""
+    rank = rank_of(durations_ms=(30, 40))
+    rank.ending = Ending("closed", 1_700_000_000_100_000_000)
+
+    written = run_of(rank).to_json()
+
+    sketch = {"scale": 6, "count": 2, "zeros": 0}
+    assert written == {
+        "schema": "trainspan.summary",
+        "version": 1,
+        "run": "run-1",
+        "ranks": [
+            {
+                "recording": "r00000-a0-p1-aaaaaaaa",
+                "identity": {
+                    "role": "rank",
+                    "run": "run-1",
+                    "attempt": 0,
+                    "rank": 0,
+                    "local_rank": 0,
+                    "node_rank": 0,
+                    "world_size": 2,
+                    "local_world_size": 2,
+                    "host": "node0",
+                    "pid": 1000,
+                    "launcher": "torchrun",
+                },
+                "process_start_unix_ns": 1_700_000_000_000_000_000,
+                "steps": 2,
+                "microbatches": 2,
+                "marks_lost": 0,
+                "last_step": 1,
+                "first_start_unix_ns": 1_700_000_000_000_001_000,
+                "last_end_unix_ns": 1_700_000_000_070_001_000,
+                "step_s": {
+                    **sketch,
+                    "sum": pytest.approx(0.07),
+                    "min": pytest.approx(0.03),
+                    "max": pytest.approx(0.04),
+                    "buckets": [[-324, 1], [-298, 1]],
+                },
+                "phase_s": {
+                    phase: {
+                        **sketch,
+                        "sum": pytest.approx(0.035),
+                        "min": pytest.approx(0.015),
+                        "max": pytest.approx(0.02),
+                        "buckets": [[-388, 1], [-362, 1]],
+                    }
+                    for phase in ("forward", "backward")
+                },
+                "states_ns": {"init": 1000, "productive": 70_000_000},
+                "slowest": [
+                    {
+                        "duration_ns": duration_ms * MS,
+                        "number": number,
+                        "start_unix_ns": start_unix_ns,
+                        "phase_times_ns": {"forward": duration_ms * MS // 2, "backward": duration_ms * MS // 2},
+                        "sampled": sampled,
+                        "trace_id": f"{trace_id_of('run-1', 0, 'step', number):032x}",
+                    }
+                    for number, duration_ms, start_unix_ns, sampled in (
+                        (1, 40, 1_700_000_000_030_001_000, None),
+                        (0, 30, 1_700_000_000_000_001_000, "first"),
+                    )
+                ],
+                "ending": {
+                    "how": "closed",
+                    "at_unix_ns": 1_700_000_000_100_000_000,
+                    "phase": None,
+                    "step": None,
+                    "cause": None,
+                },
+            }
+        ],
+    }
+
+
+@given(st.lists(st.integers(1, 10_000), max_size=3 * SLOWEST))
+def test_the_slowest_steps_are_kept_and_no_more(durations_ms: list[int]) -> None:
+    """A run has a million steps; the report names the few that hurt."""
+    rank = rank_of(durations_ms=tuple(durations_ms))
+
+    slowest = rank.slowest
+
+    longest = sorted(durations_ms, reverse=True)[:SLOWEST]
+    assert [step.duration_ns for step in slowest] == [ms * MS // 2 * 2 for ms in longest]
+
+
+def test_it_comes_back_from_json_as_it_was() -> None:
+    """A relay that is started again goes on from the file of the one before it."""
+    dead = rank_of(1, durations_ms=tuple(range(1, 40)))
+    step = rank_step(39, [(Phase.FORWARD, 1), (Phase.BACKWARD, 2)], complete=False)
+    dead.note_end(ProcessEnd(99, "died", "SIGKILL"), step, ANCHOR)
+    dead.marks_lost = 4
+    summary = run_of(rank_of(0, durations_ms=()), dead)
+
+    read = Summary.from_json(json.loads(json.dumps(summary.to_json())))
+
+    assert read.to_json() == summary.to_json()
+    assert read.ranks[dead.recording].ending == Ending("died", ANCHOR.unix_of(99), "backward", 39, "SIGKILL")
+
+
+def test_an_orderly_end_names_no_phase() -> None:
+    """What a rank did when it closed is not where it died."""
+    rank = rank_of()
+
+    rank.note_end(ProcessEnd(99, "closed"), rank_step(2, [(Phase.OTHER, 5)], complete=False), ANCHOR)
+
+    assert rank.ending == Ending("closed", ANCHOR.unix_of(99))
+
+
+def test_nodes_and_attempts_are_merged_in_order() -> None:
+    """Each node writes its own file, each attempt its own processes; the report wants the run."""
+    first_node, second_node = run_of(rank_of(0, attempt=1), rank_of(0)), run_of(rank_of(1), rank_of(1, attempt=1))
+
+    first_node.merge(second_node)
+
+    who = [(rank.identity.attempt, rank.identity.rank) for rank in first_node.in_order()]
+    assert who == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_of_the_same_process_twice_the_later_summary_stays() -> None:
+    """Reading a recording again must not double a run, whichever file comes first."""
+    early, late = rank_of(durations_ms=(30,)), rank_of(durations_ms=(30, 40))
+
+    one_way, other_way = run_of(early), run_of(late)
+    one_way.merge(run_of(late))
+    other_way.merge(run_of(early))
+
+    assert one_way.ranks == other_way.ranks == {late.recording: late}
+
+
+def test_another_runs_summary_is_not_merged() -> None:
+    """Two jobs that share a folder by mistake must not become one."""
+    with pytest.raises(RecordingError, match="other"):
+        run_of(rank_of()).merge(Summary("other"))
+
+
+def put(written: Any, path: str, value: Any) -> Any:
+    """`written` with `value` at the dotted `path`; DROP removes what is there."""
+    *way, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    place = written
+    for part in way:
+        place = place[part]
+    if value is DROP:
+        del place[last]
+    else:
+        place[last] = value
+    return written
+
+
+DROP = object()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("schema", "other", "no summary"),
+        ("version", 2, "version 2"),
+        ("version", DROP, "version None"),
+        ("run", 5, "run is '5'"),
+        ("ranks", {}, "ranks is"),
+        ("ranks.0", [], r"ranks\[0\]: list where"),
+        ("ranks.0.steps", DROP, "steps is missing"),
+        ("ranks.0.steps", "9", "steps is '9'"),
+        ("ranks.0.steps", True, "steps is 'True'"),
+        ("ranks.0.identity.rank", None, r"ranks\[0\]: identity: rank is 'None'"),
+        ("ranks.0.step_s.count", 7, "step_s: a sketch"),
+        ("ranks.0.phase_s.sleep", {}, "no such phase: sleep"),
+        ("ranks.0.states_ns.init", 1.5, "init is '1.5'"),
+        ("ranks.0.slowest.0.duration_ns", None, r"slowest\[0\]: duration_ns is 'None'"),
+        ("ranks.0.ending.how", "exploded", "how is 'exploded'"),
+        ("ranks.0.ending.step", "9", "step is '9'"),
+    ],
+)
+def test_foreign_and_torn_content_is_refused_with_its_place(path: str, value: Any, says: str) -> None:
+    """Somebody has to find out which byte of which file is wrong."""
+    written = put(run_of(rank_of()).to_json(), path, value)
+
+    with pytest.raises(RecordingError, match=says):
+        Summary.from_json(written)
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(),
+        lambda inner: (
+            st.lists(inner) | st.dictionaries(st.sampled_from(["ranks", "run", "schema", "version"]) | st.text(), inner)
+        ),
+    )
+)
+def test_any_json_is_a_summary_or_a_recording_error(written: Any) -> None:
+    """The report must answer with one sentence, never with a stack trace."""
+    if isinstance(written, dict):
+        written |= {"schema": "trainspan.summary", "version": 1}
+
+    try:
+        Summary.from_json(written)
+    except RecordingError as error:
+        message = str(error)
+    else:
+        message = "a summary"
+
+    assert message
