@@ -3,7 +3,7 @@
 One process:    python char_transformer.py
 Two processes:  torchrun --nproc-per-node 2 char_transformer.py
 
-With CUDA each process takes one GPU, otherwise one core. The loss begins near ln(128) = 4.85.
+Each process takes one GPU where there are enough, otherwise one core. The loss begins near ln(128) = 4.85.
 """
 
 import argparse
@@ -136,7 +136,7 @@ def train(steps: int, validate_every: int, device: torch.device, rank: int, rank
     windows = Windows(text[:split])
     sampler = DistributedSampler(windows, num_replicas=ranks, rank=rank, drop_last=True)
     loader = DataLoader(windows, BATCH, sampler=sampler, num_workers=2, persistent_workers=True)
-    unseen = list(DataLoader(Windows(text[split:]), BATCH, sampler=range(4 * BATCH)))
+    unseen = DataLoader(Windows(text[split:]), BATCH, sampler=range(4 * BATCH))
     batches = endless(loader, sampler)
 
     model: nn.Module = CharTransformer().to(device)
@@ -173,7 +173,7 @@ def main() -> None:
     rank = int(os.environ.get("RANK", "0"))
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     device = torch.device("cpu")
-    if torch.cuda.is_available():
+    if torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     if ranks > 1:

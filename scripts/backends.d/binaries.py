@@ -20,7 +20,7 @@ from typing import IO, NamedTuple
 
 MODULES = Path(__file__).resolve().parent
 # readonly: a build never adds to go.sum, so nothing that is not in it can be built.
-FLAGS = ("-mod=readonly", "-trimpath", "-ldflags=-s -w")
+FLAGS = ("-mod=readonly", "-buildvcs=false", "-trimpath", "-ldflags=-s -w")
 NOT_SHOWN = "what the real Collector, Jaeger and Prometheus do with our telemetry is not shown"
 REPORT_EVERY_S = 30.0
 

@@ -1,82 +1,21 @@
 """What the start-up hook runs in every Python process while TRAINSPAN_ENABLED is set.
 
 It tells the process's role and puts one import hook in place; everything else waits until torch is imported. It
-costs below 1 ms because it imports only what Python has loaded already (os, sys) and two small modules.
+costs below 1 ms because it imports only what Python has loaded already (os, sys) and three small modules.
 """
 
 import os
 import sys
 
 from trainspan.role import Role, role_of
+from trainspan.watch import watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from importlib.machinery import ModuleSpec
     from types import ModuleType
-    from typing import Any
 
 _OFF = ("", "0", "false", "no", "off")
 AGENT_MODULE = "torch.distributed.elastic.agent.server.local_elastic_agent"
-
-
-class ImportWatch:
-    """Calls back when one of some modules has been imported. A miss costs one dictionary lookup per import."""
-
-    def __init__(self) -> None:
-        self._callbacks: dict[str, Callable[[ModuleType, int], None]] = {}
-
-    def add(self, name: str, callback: "Callable[[ModuleType, int], None]") -> None:
-        """Call `callback(module, started_ns)` once `name` is imported; at once if it is. It must not raise."""
-        if name in sys.modules:
-            callback(sys.modules[name], _now_ns())
-        else:
-            self._callbacks[name] = callback
-
-    def clear(self) -> None:
-        """Forget every callback that has not come."""
-        self._callbacks.clear()
-
-    def find_spec(
-        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
-    ) -> "ModuleSpec | None":
-        """The spec the other finders give, with a loader that calls back; None for all other names."""
-        if name not in self._callbacks:
-            return None
-        for finder in sys.meta_path:
-            find = None if finder is self else getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = find(name, path, target) if find else None
-            if spec is not None:
-                self._call_after_exec(spec)
-                return spec
-        return None
-
-    def _call_after_exec(self, spec: "ModuleSpec") -> None:
-        # The callback stays until a module has been executed: to look for one (`importlib.util.find_spec`, as
-        # transformers does for torch) is not to import it, and an import that failed may be tried again.
-        loader: Any = spec.loader
-        exec_module = getattr(loader, "exec_module", None)
-        if exec_module is None:
-            return
-
-        def exec_then_call(module: "ModuleType") -> None:
-            started_ns = _now_ns()
-            exec_module(module)
-            del loader.exec_module  # leave the loader as it was
-            callback = self._callbacks.pop(spec.name, None)
-            if callback is not None:
-                callback(module, started_ns)
-
-        loader.exec_module = exec_then_call  # on this spec's instance alone
-
-
-def _now_ns() -> int:
-    import time  # built in: no file is read
-
-    return time.monotonic_ns()
-
-
-watch = ImportWatch()
 
 
 def start() -> None:

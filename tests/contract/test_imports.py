@@ -21,7 +21,9 @@ class Room(NamedTuple):
     never: tuple[str, ...] = ()
 
 
-FLOOR = tuple(f"trainspan.{name}" for name in ("errors", "clock", "names", "role", "settings", "identity", "guard"))
+FLOOR = tuple(
+    f"trainspan.{name}" for name in ("errors", "clock", "names", "role", "watch", "settings", "identity", "guard")
+)
 """The ground floor, lowest first: each file sees only those before it."""
 
 ROOT = "trainspan.__init__"

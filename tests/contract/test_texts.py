@@ -78,7 +78,8 @@ def test_readme_tells_what_to_run() -> None:
 
 def test_promises_are_found_in_code_alone() -> None:
     """Prose may speak of `trainspan` and of files that are not ours; a command in a block is a promise."""
-    text = "trainspan records.\n```bash\ntrainspan report | less\nscripts/demo --fast\n```\nSee `docs/names.md`, `/usr/scripts/x`.\n"
+    block = "```bash\ntrainspan report | less\nscripts/demo --fast\n```"
+    text = f"trainspan records.\n{block}\nSee `docs/names.md`, `/usr/scripts/x`.\n"
 
     files, commands = promised(text)
 

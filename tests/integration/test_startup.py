@@ -126,12 +126,12 @@ def test_switched_off_watches_nothing(installation: Installation, value: str) ->
     "flags", [(), ("-I",), ("-E", "-s"), ("-O",)], ids=["plain", "isolated", "no-env", "optimized"]
 )
 def test_rank_watches_for_torch_and_loads_little(installation: Installation, flags: tuple[str, ...]) -> None:
-    """Any script may turn out to train; until it imports torch it pays for two small modules and no more."""
+    """Any script may turn out to train; until it imports torch it pays for three small modules and no more."""
     told = installation.ask(*flags, "-c", TELL, TRAINSPAN_ENABLED="1")
 
     assert told.watching
     assert told.foreign == []
-    assert told.ours == ["trainspan", "trainspan.role", "trainspan.startup"]
+    assert told.ours == ["trainspan", "trainspan.role", "trainspan.startup", "trainspan.watch"]
 
 
 def test_spawned_child_watches_for_torch(installation: Installation) -> None:
@@ -258,3 +258,36 @@ def test_second_try_to_import_torch_is_watched_too(installation: Installation, t
 
     assert ran.stdout == "trained\n"
     assert ran.stderr
+
+
+def test_watch_calls_once_and_leaves_the_loader_as_it_was(installation: Installation, tmp_path: Path) -> None:
+    """Hooks put in twice would count every phase twice."""
+    (tmp_path / "mine.py").write_text("")
+    program = """
+import sys, importlib
+from trainspan.watch import ImportWatch
+watch = ImportWatch()
+sys.meta_path.insert(0, watch)
+watch.add("mine", lambda module, started_ns: print(module.__name__, type(started_ns).__name__))
+import mine
+print(vars(mine.__loader__).keys() & {"exec_module"})
+importlib.reload(mine)
+del sys.modules["mine"]
+import mine
+"""
+
+    ran = installation.run("-c", program, PYTHONPATH=str(tmp_path))
+
+    assert (ran.stdout, ran.stderr) == ("mine int\nset()\n", "")
+
+
+def test_watch_for_what_is_there_calls_at_once(installation: Installation) -> None:
+    """`trainspan` may be imported by hand after torch: the hooks must not wait for an import that never comes."""
+    program = (
+        "import json; from trainspan.watch import ImportWatch; watch = ImportWatch();"
+        "watch.add('json', lambda module, started_ns: print(module is json))"
+    )
+
+    ran = installation.run("-c", program)
+
+    assert (ran.stdout, ran.stderr) == ("True\n", "")

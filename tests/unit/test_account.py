@@ -12,6 +12,7 @@ from trainspan.testing.builders import MarkTape, rank_step
 
 
 def charged(account: Account, *steps: RankStep) -> Account:
+    """`account`, with training that began with these steps."""
     account.start(steps[0].start_ns)
     for step in steps:
         account.charge(step, phase_times_of(step))
@@ -126,6 +127,16 @@ def test_the_end_of_an_orderly_process_that_lost_marks_hide_is_unaccounted() -> 
     account.close(ProcessEnd(50, "closed"), None)
 
     assert account.states() == {"productive": 10, "unaccounted": 40}
+
+
+def test_lost_time_before_an_orderly_end_is_not_shutdown() -> None:
+    """The relay caught up after the last step: only what it has seen since is shutdown."""
+    account = charged(Account(0), rank_step(0, [(Phase.FORWARD, 10)], start_ns=0))
+    rest = rank_step(9, [(Phase.OTHER, 5)], start_ns=80, complete=False)
+
+    account.close(ProcessEnd(85, "closed"), rest)
+
+    assert account.states() == {"productive": 10, "unaccounted": 70, "shutdown": 5}
 
 
 SPENT = st.lists(st.tuples(st.sampled_from(list(Phase)), st.integers(1, 99)), max_size=6)

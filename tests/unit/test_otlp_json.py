@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.attributes import BoundedAttributes
@@ -32,7 +32,6 @@ from opentelemetry.sdk.util import BoundedList
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from trainspan.relay.otlp.json_values import MAX_DEPTH
 from trainspan.relay.otlp.destinations import SIGNALS, Signal
 from trainspan.relay.otlp.json_values import MAX_DEPTH
 from trainspan.relay.otlp.otlp_json import Unreadable, decode, encode
@@ -196,6 +195,7 @@ BATCHES: dict[Signal, st.SearchStrategy[Any]] = {
 
 
 @pytest.mark.parametrize("signal", SIGNALS)
+@settings(max_examples=30)
 @given(choice=st.data())
 def test_round_trip_is_exact(signal: Signal, choice: st.DataObject) -> None:
     """What is delivered after an outage must be what would have been delivered without it."""
@@ -287,6 +287,7 @@ def _places(item: Any) -> list[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("signal", SIGNALS)
+@settings(max_examples=30)
 @given(choice=st.data())
 def test_what_is_decoded_can_be_sent(signal: Signal, choice: st.DataObject) -> None:
     """A damaged value that got through would be refused by the exporter, again and again, and block the spool."""

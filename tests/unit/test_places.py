@@ -225,3 +225,52 @@ def test_processes_that_start_at_once_agree(tmp_path: Path, rebooted: bool) -> N
 
     assert answers == {str(path) for path in memory.iterdir()}
     assert len(answers) == 1
+
+
+@with_memory
+def test_empty_place_in_memory_is_taken_away(state: Path) -> None:
+    """Memory that a finished run keeps is missing for the next one."""
+    place = places.recording_dir(str(state), "run", None, in_memory=True)
+    (place / "relay.lock").touch()
+
+    places.retire(place, places.run_folder(str(state), "run"), "relay.lock")
+
+    assert not place.exists()
+    assert list((state / "runs" / "run" / "recordings").iterdir()) == []
+
+
+@with_memory
+def test_place_with_a_recording_stays(state: Path) -> None:
+    """A rank may have begun to record just when the relay was leaving."""
+    place = places.recording_dir(str(state), "run", None, in_memory=True)
+    for name in ("relay.lock", "r00000-a0-p1-00000000.events", "r00000-a0-p1-00000000.ring"):
+        (place / name).touch()
+
+    places.retire(place, places.run_folder(str(state), "run"), "relay.lock")
+
+    assert len(list(place.iterdir())) == 3
+    assert places.recording_dir(str(state), "run", None, in_memory=True) == place
+
+
+def test_place_that_somebody_chose_stays(tmp_path: Path) -> None:
+    """A volume that the user mounted is not ours to remove, empty or not."""
+    place = places.recording_dir(str(tmp_path), "run", str(tmp_path / "volume"), in_memory=True)
+
+    places.retire(place, places.run_folder(str(tmp_path), "run"), "relay.lock")
+
+    assert place.is_dir()
+
+
+@with_memory
+def test_link_to_a_newer_place_stays(state: Path) -> None:
+    """The relay of an earlier place may leave after another one has been made."""
+    place = places.recording_dir(str(state), "run", None, in_memory=True)
+    link = state / "runs" / "run" / "recordings" / HOST
+    newer = places.recording_dir(str(state), "other", None, in_memory=True)
+    link.unlink()
+    link.symlink_to(newer)
+
+    places.retire(place, places.run_folder(str(state), "run"), "relay.lock")
+
+    assert not place.exists()
+    assert link.readlink() == newer

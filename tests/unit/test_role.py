@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,7 @@ AGENTS = [
     ["-m", "torch.distributed.launch", "train.py"],
     ["-u", "-X", "dev", "-W", "ignore", "-m", "torch.distributed.run", "train.py"],
     ["-u", "/opt/env/bin/torchrun", "train.py"],
+    ["--check-hash-based-pycs", "always", "/opt/env/bin/torchrun", "train.py"],
     ["/opt/env/bin/accelerate", "launch", "train.py"],
     ["/opt/env/bin/accelerate-launch", "train.py"],
     ["-m", "accelerate.commands.launch", "train.py"],
@@ -118,14 +120,16 @@ def test_recording_process_that_replaces_itself_stays_a_rank() -> None:
     assert role == Role.RANK
 
 
-def test_telling_the_role_loads_nothing() -> None:
+def test_telling_the_role_loads_nothing(repository: Path) -> None:
     """Every Python process of a training job runs this: what it imports, each of them pays for."""
     program = (
-        "import sys; before = set(sys.modules);"
+        "import os, sys; sys.path.insert(0, sys.argv[1]); before = set(sys.modules);"
         "from trainspan.role import role_of; role_of(sys.orig_argv, {}, 1);"
         "print(*sorted(set(sys.modules) - before))"
     )
+    # Without `site`, so that nothing which other packages load at start-up hides what we load.
+    command = [sys.executable, "-I", "-S", "-c", program, str(repository / "src")]
 
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
 
     assert ran.stdout.split() == ["trainspan", "trainspan.role"]

@@ -63,7 +63,7 @@ REFUSED = [
     ("attempt", "first"),
     ("attempt", "1.0"),
     ("attempt", "1" * 5000),
-    ("ring_marks", "1000"),
+    ("ring_marks", "1025"),
     ("ring_marks", "512"),
     ("ring_marks", "134217728"),
     ("ring_marks", "0"),

@@ -35,6 +35,7 @@ def rank_of(rank: int = 0, durations_ms: tuple[int, ...] = (30, 40), attempt: in
 
 
 def run_of(*ranks: RankSummary) -> Summary:
+    """The run of these processes."""
     summary = Summary("run-1")
     for rank in ranks:
         summary.add(rank)
@@ -143,6 +144,17 @@ def test_it_comes_back_from_json_as_it_was() -> None:
 
     assert read.to_json() == summary.to_json()
     assert read.ranks[dead.recording].ending == Ending("died", ANCHOR.unix_of(99), "backward", 39, "SIGKILL")
+
+
+def test_of_too_many_written_steps_the_slowest_are_read() -> None:
+    """The bound holds for what comes from a file, too."""
+    written = rank_of(durations_ms=tuple(range(10, 10 + SLOWEST))).to_json()
+    written["slowest"] += [{**written["slowest"][0], "duration_ns": ns} for ns in (1, 999 * MS)]
+
+    read = RankSummary.from_json(written)
+
+    assert len(read.slowest) == SLOWEST
+    assert (read.slowest[0].duration_ns, read.slowest[-1].duration_ns) == (999 * MS, 11 * MS)
 
 
 def test_an_orderly_end_names_no_phase() -> None:

@@ -14,6 +14,7 @@ SECONDS = st.one_of(st.just(0.0), st.floats(1e-9, 1e6))
 
 
 def sketch_of(values: list[float]) -> Sketch:
+    """A sketch that has counted these."""
     sketch = Sketch()
     for value in values:
         sketch.add(value)
@@ -21,6 +22,7 @@ def sketch_of(values: list[float]) -> Sketch:
 
 
 def state_of(sketch: Sketch) -> tuple[Any, ...]:
+    """Everything in it that does not depend on the order of adding."""
     return sketch.count, sketch.least, sketch.greatest, sketch.zeros, sketch.buckets
 
 

@@ -1,6 +1,7 @@
 """Marks become steps whose intervals partition them, whatever the marks are."""
 
 from collections.abc import Sequence
+from itertools import chain, pairwise
 
 import pytest
 from hypothesis import given
@@ -16,14 +17,18 @@ WORDS = st.integers(-(1 << 63), (1 << 63) - 1)
 LIKELY_MARKS = st.tuples(
     st.integers(0, 40), st.builds(lambda operand, code: operand << 8 | code, st.integers(-2, 5), st.integers(0, 255))
 ).map(list)
-HOSTILE = st.lists(st.one_of(LIKELY_MARKS, st.lists(WORDS, max_size=3))).map(lambda parts: sum(parts, []))
+HOSTILE: st.SearchStrategy[list[int]] = st.lists(st.one_of(LIKELY_MARKS, st.lists(WORDS, max_size=3))).map(
+    lambda parts: list(chain.from_iterable(parts))
+)
 
 
 def phases_of(step: RankStep) -> list[tuple[Phase, int]]:
+    """Phase and ns of each interval."""
     return [(interval.phase, interval.end_ns - interval.start_ns) for interval in step.intervals]
 
 
 def steps_of(tape: MarkTape) -> list[RankStep]:
+    """The steps of a tape in good order."""
     timeline = RankTimeline()
     steps = timeline.feed(tape.words)
     assert timeline.invalid == 0
@@ -31,6 +36,7 @@ def steps_of(tape: MarkTape) -> list[RankStep]:
 
 
 def assert_partition(step: RankStep) -> None:
+    """The intervals follow each other from the start to the end of the step."""
     at_ns = step.start_ns
     for interval in step.intervals:
         assert interval.start_ns == at_ns
@@ -422,7 +428,7 @@ def test_how_the_marks_are_cut_into_looks_does_not_matter(words: list[int], cuts
     whole, pieces = RankTimeline(), RankTimeline()
 
     at_once = whole.feed(words)
-    piecewise = [step for low, high in zip(places, places[1:]) for step in pieces.feed(words[low:high])]
+    piecewise = [step for low, high in pairwise(places) for step in pieces.feed(words[low:high])]
 
     assert piecewise == at_once
     assert (pieces.invalid, pieces.phase_now, pieces.last_mark_ns) == (

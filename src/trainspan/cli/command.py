@@ -45,6 +45,17 @@ def add_dir(parser: ArgumentParser) -> None:
     parser.add_argument("--dir", metavar="DIR", help="where run folders are kept (default: TRAINSPAN_DIR)")
 
 
+def positive(text: str) -> int:
+    """`text` as a whole number from 1, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+positive.__name__ = "whole number from 1"  # argparse names it when it refuses a value
+
+
 def with_dir(environ: Mapping[str, str], given: str | None) -> dict[str, str]:
     """`environ` with TRAINSPAN_DIR as given on the command line, where a relative path is allowed."""
     return {**environ, "TRAINSPAN_DIR": str(Path(given).absolute())} if given else dict(environ)

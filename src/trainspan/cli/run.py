@@ -34,9 +34,10 @@ RELAY_PATIENCE_S: Final = 1.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `trainspan run`."""
+    parser.usage = "trainspan run [--run-id ID] [--dir DIR] -- CMD ..."
     parser.add_argument("--run-id", metavar="ID", help="identity of the run over all its restarts")
     add_dir(parser)
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD ...", help="the command to start")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="CMD ...", help="the command to start")
 
 
 def execute(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -58,6 +59,7 @@ def run_recorded(command: Sequence[str], environ: Mapping[str, str]) -> tuple[in
         SettingError: a TRAINSPAN_* variable is not understood.
     """
     settings_of(environ)  # the user's own values, before ours cover one of them
+    say = _silent if "TRAINSPAN_LAUNCH_ID" in environ else _say  # an outer `trainspan run` says it
     environ = {**environ, "TRAINSPAN_ENABLED": "1"}
     environ.setdefault("TRAINSPAN_LAUNCH_ID", identity.new_run_id())
     settings = settings_of(environ)
@@ -70,10 +72,10 @@ def run_recorded(command: Sequence[str], environ: Mapping[str, str]) -> tuple[in
             return error.code, None
         folder = _recorded_folder(settings, environ, command, before)
         if folder is None:
-            _say("nothing was recorded: no process of this command trained with torch (see: trainspan doctor)")
+            say("nothing was recorded: no process of this command trained with torch (see: trainspan doctor)")
             return code, None
         _wait_for_relay(_recordings_of(folder, settings))
-    _say(_where(folder, settings))
+    say(_where(folder, settings))
     return code, folder
 
 
@@ -143,6 +145,10 @@ def _where(folder: Path, settings: Settings) -> str:
     if settings.relay == "off":
         return f"recorded in {folder}; deliver it with: trainspan replay {run}"
     return f"recorded in {folder}; see it with: trainspan report {run}"
+
+
+def _silent(_: str) -> None:
+    return
 
 
 def _say(text: str) -> None:

@@ -8,12 +8,14 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
-from trainspan import settings, startup
+from trainspan import settings
 from trainspan.guard import warn_once
+from trainspan.record import untraced
 from trainspan.record.marker import make_marker
 from trainspan.record.patches import Patches
 from trainspan.record.recorder import Recorder
 from trainspan.role import Role
+from trainspan.watch import watch
 
 _HOOKS = "trainspan.record.hooks"
 _LAUNCHED = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -46,6 +48,7 @@ def place_hooks(recorder: Recorder) -> Patches:
     patches = Patches()
     for name, place in _PLACES.items():
         _install_hook(name, lambda place=place, name=name: place(_hook(name), recorder, patches))
+    untraced.install(watch)
     return patches
 
 
@@ -88,7 +91,7 @@ def _place_optimizer(hook: ModuleType, recorder: Recorder, patches: Patches) -> 
 
 def _place_grad_clip(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
     hook.install(recorder.marker, patches)
-    startup.watch.add(
+    watch.add(
         hook.FSDP1_MODULE,
         lambda module, _: _install_hook(
             "grad_clip of FSDP1", lambda: hook.install_fsdp1(module, recorder.marker, patches)

@@ -14,14 +14,15 @@ Header, by word index:
     1  VERSION           of this layout; a reader refuses another one
     2  CAPACITY          marks in the ring, a power of two
     3  IDENTITY_BYTES    length of the identity
-    4  IDENTITY_CRC      crc32 of the identity
+    4  HEADER_CRC        crc32 of words 0 to 7, this one taken as 0, and the identity
     5  ANCHOR_MONOTONIC  one instant on both clocks, in ns
     6  ANCHOR_UNIX
     7  PROCESS_START     monotonic ns at which the process began
     64 LAPS              how often the ring has been filled; written by the rank before the first mark of a lap
     65 CLOSED            monotonic ns of an orderly close; 0 while open and after a kill
     66 EVENTS_DROPPED    events the rank did not append, because the log was at its bound or the disk full
-    from byte 1024       the identity: a JSON object with the fields of `trainspan.identity.Identity`
+    from byte 1024       the identity: a JSON object with the fields of `trainspan.identity.Identity`; its texts are
+                         printable and hold no `/`: they name folders
 
 Ring: `CAPACITY` marks of two words, the time first:
 
@@ -57,7 +58,7 @@ WORD_MAGIC: Final = 0
 WORD_VERSION: Final = 1
 WORD_CAPACITY: Final = 2
 WORD_IDENTITY_BYTES: Final = 3
-WORD_IDENTITY_CRC: Final = 4
+WORD_HEADER_CRC: Final = 4
 WORD_ANCHOR_MONOTONIC: Final = 5
 WORD_ANCHOR_UNIX: Final = 6
 WORD_PROCESS_START: Final = 7
@@ -88,6 +89,9 @@ OPERAND_SHIFT: Final = 8
 
 EVENTS_MAX_BYTES: Final = 16 << 20
 """Bound of one process's event log."""
+
+EVENT_MAX_BYTES: Final = 1 << 20
+"""Bound of one line in it."""
 
 RING_SUFFIX: Final = ".ring"
 EVENTS_SUFFIX: Final = ".events"

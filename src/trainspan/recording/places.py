@@ -22,6 +22,7 @@ from trainspan.errors import RecordingRefused
 
 MEMORY = Path("/dev/shm")
 PRIVATE_DIR = 0o700
+_PREFIX = "trainspan-"
 
 
 def run_folder(state: str, run: str) -> Path:
@@ -91,13 +92,13 @@ def retire(directory: Path, folder: Path | None, lock_name: str) -> None:
     Directories elsewhere stay. The link goes first: who comes now makes a new directory. Who had followed it already
     finds nothing (`recording_dir` is to be asked again) or has made a recording, which then keeps the directory.
     """
+    made_here = directory.parent == MEMORY and directory.name.startswith(_PREFIX)
+    if not made_here or any(name != lock_name for name in os.listdir(directory)):
+        return
     link = folder / "recordings" / os.uname().nodename if folder else None
-    if link is None or not link.is_symlink() or _target_of(link) != directory:
-        return
-    if any(entry.name != lock_name for entry in os.scandir(directory)):
-        return
     with contextlib.suppress(OSError):
-        link.unlink()
+        if link is not None and link.is_symlink() and Path(os.readlink(link)) == directory:
+            link.unlink()
         (directory / lock_name).unlink(missing_ok=True)
         directory.rmdir()
 
@@ -108,7 +109,7 @@ def _agreed_link(link: Path) -> Path:
         target = _target_of(link)
         if target is not None:
             return target
-        fresh = Path(tempfile.mkdtemp(prefix="trainspan-", dir=MEMORY))
+        fresh = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=MEMORY))
         try:
             _point(link, fresh)
         except OSError as error:

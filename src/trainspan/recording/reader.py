@@ -7,20 +7,17 @@ import contextlib
 import fcntl
 import json
 import os
-import stat
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
-from zlib import crc32
 
-from trainspan.clock import Anchor
-from trainspan.identity import Identity
 from trainspan.recording import layout
+from trainspan.recording.header import Header, is_count, read_header, why_not_ours
 
 _CHUNK_MARKS = 4096
+_TRIES = 4  # a writer at full speed fills the smallest ring in 250 µs; to find its newest mark takes 60 µs
 _IMPOSSIBLE_MARKS = 1 << 44  # a mark each 100 ns for 20 days between two looks
-_EVENT_LINE_MAX_BYTES = 1 << 20
-_TEXT_FIELDS = ("role", "run", "host", "launcher")
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO planted under our name must not hold us up
 
 
 class Refusal(NamedTuple):
@@ -46,7 +43,7 @@ class Look(NamedTuple):
 class RecordingReader:
     """One recording, read forward. `errors` counts torn, truncated and hostile bytes met so far."""
 
-    def __init__(self, path: Path, descriptor: int, header: "_Header"):
+    def __init__(self, path: Path, descriptor: int, header: Header):
         self.path = path
         self.identity = header.identity
         self.anchor = header.anchor
@@ -67,27 +64,25 @@ class RecordingReader:
         Use `final` only once the writer is gone: then nothing can be half-stored.
         """
         settled = self._published
-        self._find_newest()
+        if not self._find_newest():
+            return Look([], 0, self._published - self._consumed)
         if final:
             settled = self._published
         lost = self._skip_overwritten()
         first = self._consumed
         marks = self._read_marks(settled)
-        if self._published - first > self.capacity // 2:
-            # The writer was close behind: what it overwrote while we read is no longer what it was.
-            self._find_newest()
-            overwritten = min(self._overwritten_since(first), len(marks) // 2)
-            lost += overwritten
-            del marks[: 2 * overwritten]
-        return Look(self._in_order(marks), lost, self._published - self._consumed)
+        overwritten = min(self._overwritten_meanwhile(first), len(marks) // 2)
+        del marks[: 2 * overwritten]
+        return Look(self._in_order(marks), lost + overwritten, self._published - self._consumed)
 
     def closed_ns(self) -> int | None:
         """Monotonic time of the orderly close; None while open, and for ever if the process was killed."""
-        return self._live_words()[1] or None
+        closed_ns = self._live_words()[1]
+        return closed_ns if closed_ns > 0 else None
 
     def events_dropped(self) -> int:
         """Events the writer counted as dropped."""
-        return self._live_words()[2]
+        return max(0, self._live_words()[2])
 
     def writer_lives(self) -> bool:
         """Whether the process that records still exists: it holds a record lock until the kernel takes it away."""
@@ -101,14 +96,10 @@ class RecordingReader:
 
     def events(self) -> list[dict[str, Any]]:
         """The events appended since the last call; a line still being written waits for the next one."""
-        path = self.path.with_suffix(layout.EVENTS_SUFFIX)
-        try:
-            with open(path, "rb", opener=_open_no_follow) as log:  # noqa: PTH123 - Path.open takes no opener
-                log.seek(self._events_offset)
-                text = log.read(layout.EVENTS_MAX_BYTES)
-        except OSError:
-            return []  # no event was written yet, or the log has been removed
+        text = self._read_events()
         whole = text[: text.rfind(b"\n") + 1]
+        if len(text) - len(whole) > layout.EVENT_MAX_BYTES:
+            whole = text  # no line of ours is that long: its end is not worth waiting for
         self._events_offset += len(whole)
         return [event for line in whole.splitlines() if (event := self._parse_event(line)) is not None]
 
@@ -123,11 +114,36 @@ class RecordingReader:
             with contextlib.suppress(OSError):
                 path.unlink()
 
+    def _read_events(self) -> bytes:
+        try:
+            descriptor = os.open(self.path.with_suffix(layout.EVENTS_SUFFIX), _READ_FLAGS)
+        except FileNotFoundError:
+            return b""  # the log has been removed
+        except OSError:
+            self.errors += 1
+            return b""
+        try:
+            found = os.fstat(descriptor)
+            if why_not_ours(found):
+                self.errors += 1
+                return b""
+            if found.st_size < self._events_offset:
+                self.errors += 1  # truncated: what comes from now on is new
+                self._events_offset = found.st_size
+            return os.pread(descriptor, layout.EVENTS_MAX_BYTES, self._events_offset)
+        except OSError:
+            self.errors += 1
+            return b""
+        finally:
+            os.close(descriptor)
+
     def _parse_event(self, line: bytes) -> dict[str, Any] | None:
-        if len(line) <= _EVENT_LINE_MAX_BYTES:
+        if len(line) <= layout.EVENT_MAX_BYTES:
             with contextlib.suppress(ValueError, RecursionError):
                 event = json.loads(line)
-                if isinstance(event, dict) and isinstance(event.get("event"), str) and _is_time(event.get("ts")):
+                # Half a character (a lone surrogate) is legal in JSON and in a str, and in nothing that is sent.
+                json.dumps(event, ensure_ascii=False).encode()
+                if isinstance(event, dict) and isinstance(event.get("event"), str) and is_count(event.get("ts")):
                     return event
         self.errors += 1
         return None
@@ -142,24 +158,40 @@ class RecordingReader:
         laps, closed_ns, dropped = layout.LIVE_WORDS.unpack(text)
         return laps, closed_ns, dropped
 
-    def _find_newest(self) -> None:
-        """Move `_published` forward to the newest mark, by the order of times."""
-        floor = self._live_words()[0] * self.capacity
-        if not self._published - self.capacity <= floor <= self._published + _IMPOSSIBLE_MARKS:
-            self.errors += 1  # a lap count that went backwards, or beyond reason: not the writer's doing
-            return
-        if floor > self._published:
+    def _find_newest(self) -> bool:
+        """Move `_published` forward to the newest mark; False if it cannot be told which one that is."""
+        for _ in range(_TRIES):
+            laps = self._live_words()[0]
+            floor = laps * self.capacity
+            if not max(0, self._published - self.capacity) <= floor <= self._published + _IMPOSSIBLE_MARKS:
+                self.errors += 1  # a lap count that went backwards, or beyond reason: not the writer's doing
+                return False
+            published, newest_ns = self._newest_of_lap(floor)
+            # In another lap by now, the slots may have held marks of either.
+            if self._live_words()[0] == laps:
+                self._published, self._newest_ns = published, newest_ns
+                return True
+        return False
+
+    def _newest_of_lap(self, floor: int) -> tuple[int, int]:
+        """Marks published since the beginning and time of the newest, by the order of times.
+
+        Args:
+            floor: number of the first mark of the lap that the writer is in.
+        """
+        published, newest_ns = self._published, self._newest_ns
+        if floor > published:
             # A lap has ended since the last look: the newest mark is in the first slots of the next one.
-            self._newest_ns = self._time_of_slot(self.capacity - 1)
-            self._published = floor
-        while self._published < floor + self.capacity:
-            times = self._times_from(self._published % self.capacity)
-            fresh = _count_increasing(times, self._newest_ns)
+            published, newest_ns = floor, self._time_of_slot(self.capacity - 1)
+        while published < floor + self.capacity:
+            times = self._times_from(published % self.capacity)
+            fresh = _count_increasing(times, newest_ns)
             if fresh:
-                self._newest_ns = times[fresh - 1]
-                self._published += fresh
+                newest_ns = times[fresh - 1]
+                published += fresh
             if fresh < len(times) or not times:
-                return
+                break
+        return published, newest_ns
 
     def _times_from(self, slot: int) -> list[int]:
         count = min(_CHUNK_MARKS, self.capacity - slot)
@@ -178,22 +210,26 @@ class RecordingReader:
         """How many marks from number `number` on are gone. The oldest may be half overwritten: it counts as gone."""
         return max(0, self._published - self.capacity + 1 - number)
 
+    def _overwritten_meanwhile(self, first: int) -> int:
+        """How many marks from number `first` on may have been overwritten while they were read."""
+        if first > self._live_words()[0] * self.capacity:
+            return 0  # the writer is still in the lap they belong to
+        return self._overwritten_since(first) if self._find_newest() else self.capacity
+
     def _read_marks(self, until: int) -> list[int]:
         marks: list[int] = []
         while self._consumed < until:
             slot = self._consumed % self.capacity
             count = min(until - self._consumed, self.capacity - slot, _CHUNK_MARKS)
             words = self._slots(slot, count)
-            if len(words) < 2 * count:
-                self.errors += 1  # truncated under us
-                self._consumed = until
-                break
             marks += words
             self._consumed += count
+            if len(words) < 2 * count or 0 in words[::2]:
+                self._consumed = until  # cut off, or a hole that no writer leaves: there is no more to come
         return marks
 
     def _in_order(self, marks: list[int]) -> list[int]:
-        """`marks` up to the first that is older than the one before it: from there on the bytes are not the writer's."""
+        """`marks` up to the first that is older than the one before it; from there on they are not the writer's."""
         good = _count_increasing(marks[::2], self._last_ns)
         if good < len(marks) // 2:
             self.errors += 1
@@ -205,6 +241,8 @@ class RecordingReader:
     def _slots(self, slot: int, count: int) -> list[int]:
         text = self._pread(layout.HEADER_BYTES + slot * layout.MARK_BYTES, count * layout.MARK_BYTES)
         whole = len(text) - len(text) % layout.MARK_BYTES
+        if whole < count * layout.MARK_BYTES:
+            self.errors += 1  # truncated under us
         return memoryview(text[:whole]).cast("q").tolist()
 
     def _pread(self, offset: int, size: int) -> bytes:
@@ -214,79 +252,23 @@ class RecordingReader:
             return b""
 
 
-class _Header(NamedTuple):
-    identity: Identity
-    anchor: Anchor
-    process_start_ns: int
-    capacity: int
-
-
 def open_recording(path: Path) -> RecordingReader | Refusal:
     """A reader of the ring file at `path`, or why it cannot be read."""
     try:
-        # Writable, because asking who holds a write lock needs it (F_GETLK).
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, _READ_FLAGS)
     except OSError as error:
         return Refusal(path, f"cannot be opened: {error.strerror}")
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        reason = "is not a regular file"
-    elif found.st_uid != os.geteuid():
-        reason = f"belongs to user {found.st_uid}, not to {os.geteuid()}: trainspan reads its own user's recordings only"
-    else:
-        header = _parse_header(os.pread(descriptor, layout.HEADER_BYTES, 0), found.st_size)
-        if isinstance(header, _Header):
-            return RecordingReader(path, descriptor, header)
-        reason = header
+    header = read_header(descriptor)
+    if isinstance(header, Header):
+        return RecordingReader(path, descriptor, header)
     os.close(descriptor)
-    return Refusal(path, reason)
-
-
-def _parse_header(text: bytes, file_bytes: int) -> _Header | str:
-    if len(text) < layout.HEADER_BYTES:
-        return f"is cut off in its header ({len(text)} of {layout.HEADER_BYTES} bytes)"
-    magic, version, capacity, size, crc, monotonic_ns, unix_ns, start_ns = layout.FIXED_HEADER.unpack_from(text)
-    if magic != layout.MAGIC:
-        return "is not a recording, or was made on a machine of the other byte order"
-    if version != layout.VERSION:
-        return f"has layout version {version}; this trainspan reads version {layout.VERSION}: use the one that wrote it"
-    if capacity & (capacity - 1) or not layout.CAPACITY_MIN <= capacity <= layout.CAPACITY_MAX:
-        return f"claims an impossible ring of {capacity} marks"
-    if file_bytes < layout.HEADER_BYTES + capacity * layout.MARK_BYTES:
-        return f"is cut off ({file_bytes} bytes for a ring of {capacity} marks)"
-    identity_text = text[layout.IDENTITY_OFFSET :][: max(size, 0)]
-    if size != len(identity_text) or crc32(identity_text) != crc:
-        return "has a damaged identity (checksum differs)"
-    identity = _parse_identity(identity_text)
-    if identity is None:
-        return "has an identity that is not understood"
-    return _Header(identity, Anchor(monotonic_ns, unix_ns), start_ns, capacity)
-
-
-def _parse_identity(text: bytes) -> Identity | None:
-    try:
-        fields = json.loads(text)
-        identity = Identity(**fields)
-    except (ValueError, TypeError, RecursionError):
-        return None
-    for name, value in identity._asdict().items():
-        if not (isinstance(value, str) if name in _TEXT_FIELDS else _is_time(value)):
-            return None
-    return identity
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+    return Refusal(path, header)
 
 
 def _count_increasing(times: list[int], floor_ns: int) -> int:
-    """How many of `times`, from the first, never fall below the one before (the first: below `floor_ns`) and are set."""
+    """How many of `times`, from the first, are set and not below the one before (the first: below `floor_ns`)."""
     for position, time_ns in enumerate(times):
         if time_ns < floor_ns or not time_ns:
             return position
         floor_ns = time_ns
     return len(times)
-
-
-def _open_no_follow(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)

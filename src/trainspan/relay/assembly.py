@@ -161,14 +161,10 @@ class Assembly:
     def _tell_process(self, follower: RankFollower, end: ProcessEnd) -> None:
         if self._sampling.off:
             return
-        timeline = follower.timeline
-        init_end_ns = timeline.first_step_start_ns
-        if timeline.last_mark_ns is None:
-            init_end_ns = end.at_ns
         made = process_spans(
             follower.source,
             follower.reader.process_start_ns,
-            init_end_ns,
+            follower.timeline.init_end_ns(end.at_ns),
             end,
             follower.unfinished,
             follower.torch_import_ns,

@@ -1,7 +1,7 @@
 """Follows one rank's recording: its marks become steps, and its steps its account, its distributions and its summary."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from trainspan.recording.reader import RecordingReader
 from trainspan.relay.goodput.account import Account
@@ -14,6 +14,8 @@ from trainspan.relay.timeline.rank_summary import RankSummary
 from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_times_of
 from trainspan.relay.timeline.segments import Segment, Segments
 from trainspan.relay.timeline.steps import RankTimeline
+
+_SETTLED_NS: Final = 5_000_000_000
 
 
 class RankFollower:
@@ -57,7 +59,7 @@ class RankFollower:
         self.timeline.gap(sighting.lost)
         self.summary.marks_lost += sighting.lost
         steps = self.timeline.feed(sighting.marks)
-        if self.timeline.last_mark_ns is not None:
+        if self.timeline.started:
             self.account.start(self.timeline.first_step_start_ns)
         for step in steps:
             times_ns = phase_times_of(step)
@@ -68,13 +70,13 @@ class RankFollower:
             self._last_step_end_ns = steps[-1].end_ns
         return steps
 
-    def over_segments(self, steps: list[RankStep], until_ns: int) -> list[Segment]:
-        """The stretches of training that `steps`, or the time alone, have ended."""
+    def over_segments(self, steps: list[RankStep], now_ns: int, *, live: bool) -> list[Segment]:
+        """The stretches of training that `steps` have ended, or while the process lives, the time alone."""
         over: list[Segment] = []
         for step in steps:
             over += self.segments.count(step.number, step.end_ns)
-        # Marks arrive one look late: a stretch is over once nothing can come any more that ended in it.
-        return over + self.segments.advance(until_ns)
+        # Marks arrive a look late: a stretch is over once nothing can come any more that ended in it.
+        return over + (self.segments.advance(now_ns - _SETTLED_NS) if live else [])
 
     def finish(self, end: ProcessEnd) -> None:
         """Take over how the process ended; everything it wrote has been taken."""

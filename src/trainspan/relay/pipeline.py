@@ -95,8 +95,7 @@ class Pipeline:
         self._count(sighting, now_ns)
         steps = follower.take(sighting)
         assembly.add_steps(follower, steps, now_ns)
-        settled_ns = follower.timeline.last_mark_ns or 0
-        assembly.add_segments(follower, follower.over_segments(steps, settled_ns))
+        assembly.add_segments(follower, follower.over_segments(steps, now_ns, live=sighting.ended is None))
         if sighting.ended == "closed":
             self._finish(follower, _orderly_end(follower), now_ns)
         elif sighting.ended == "died":

@@ -149,6 +149,7 @@ def start_thread(recording: Path, run_folder: Path, environ: Mapping[str, str]) 
     def serve_own() -> None:
         relay.serve()
         relay.close()
+        places.retire(recording.parent, run_folder, launch.LOCK_NAME)
 
     # A daemon, because the interpreter joins other threads before it runs what closes the recording. Registered
     # before that, so it runs after it: handlers run in reverse order.

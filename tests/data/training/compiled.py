@@ -77,13 +77,46 @@ def late_in_place() -> nn.Module:
     return model
 
 
+class Block(nn.Module):
+    """A layer of its own kind, with a clip of its activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.layer(inputs).clamp(-3, 3)
+        return output
+
+
 def blocks() -> nn.Module:
-    """Only an inner module is compiled."""
-    model = make_model()
-    optimizer = torch.optim.Adam(model.parameters())
-    model[1].compile(backend="aot_eager", fullgraph=True)
-    train(model, optimizer, make_batches())
+    """Only the inner modules are compiled, each by itself and in place."""
+    model = nn.Sequential(Block(), Block(), nn.Linear(8, 1))
+    for block in model[:2]:
+        block.compile(backend="aot_eager", fullgraph=True)
+    train(model, torch.optim.Adam(model.parameters()), make_batches())
     return model
+
+
+def in_place_whole() -> nn.Module:
+    """`model.compile()` of a whole graph, before the optimizer."""
+    model = nn.Sequential(Block(), nn.Linear(8, 1))
+    root = Wrapper(model)
+    root.compile(backend="aot_eager", fullgraph=True)
+    train(root, torch.optim.Adam(root.parameters()), make_batches())
+    return root
+
+
+class Wrapper(nn.Module):
+    """A module around another one."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.inner(inputs)
+        return output
 
 
 def broken() -> nn.Module:
@@ -152,12 +185,52 @@ def clipping() -> nn.Module:
     """Clipping compiled as one whole graph."""
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters())
-    clip = torch.compile(nn.utils.clip_grad_norm_, backend="aot_eager", fullgraph=True)
+    parameters = list(model.parameters())
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def clip() -> Tensor:
+        nn.utils.clip_grad_value_(parameters, 0.5)
+        return nn.utils.clip_grad_norm_(parameters, 1.0)
+
     for inputs, targets in make_batches():
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs), targets).backward()
-        clip(model.parameters(), 1.0)
+        clip()
         optimizer.step()
+    return model
+
+
+def epoch() -> nn.Module:
+    """A whole epoch in one compiled function, the DataLoader's loop included."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    inputs = torch.cat([batch for batch, _ in make_batches()])
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs), batch_size=4)
+
+    @torch.compile(backend="aot_eager")
+    def run() -> None:
+        for (batch,) in loader:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+
+    run()
+    run()
+    return model
+
+
+def both() -> nn.Module:
+    """The model compiled for training, and as it is for validation."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    compiled: Any = torch.compile(model, backend="aot_eager")
+    batches = make_batches()
+    for batch in batches:
+        train(compiled, optimizer, [batch])
+        model.eval()
+        with torch.no_grad():
+            model(batch[0])
+        model.train()
     return model
 
 
@@ -202,6 +275,9 @@ SCENARIOS: dict[str, Callable[[], nn.Module]] = {
     "forward_function": lambda: forward_function(known_before=False),
     "forward_function_late": lambda: forward_function(known_before=True),
     "clipping": clipping,
+    "epoch": epoch,
+    "both": both,
+    "in_place_whole": in_place_whole,
     "optimizer_step": optimizer_step,
     "optimizer_function": optimizer_function,
 }

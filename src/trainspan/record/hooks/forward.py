@@ -3,16 +3,18 @@
 A root all of whose parameters are frozen is no model under training (a teacher, a feature extractor): its calls are
 forward, whatever their mode.
 
-Roots are found while `nn.Module.__call__` is patched on the class: every outermost callee that has parameters is one
-(a loss has none). After the first step the class is restored, and each root keeps a `RootCall` in
-`_compiled_call_impl`, the slot `nn.Module` itself consults. So an inner module costs nothing, and pickling,
-`copy.deepcopy`, `state_dict`, `torch.export` and `torch.jit` do not see it. Cost: 0.5 µs a forward.
+`nn.Module` itself consults a slot before it calls: `_compiled_call_impl`. Roots are found while that of the class is
+filled: every outermost callee that has parameters is one (a loss has none). After the first step the class's slot is
+empty again, and each root keeps a `RootCall` in its own. So an inner module costs nothing, and pickling,
+`copy.deepcopy`, `state_dict`, `torch.export`, `torch.jit` and `torch.compile` do not see it. Cost: 0.5 µs a forward.
+
+`nn.Module.__call__` stays as it is: the compiler compares it, guards on it, and is handed it by `torch.compile(model)`.
 
 A model that was compiled or wrapped later is found again: a step with a backward and no forward starts another search.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -90,9 +92,11 @@ class RootSearch:
         self._wait_steps = 0
         self._found: list[weakref.ref[nn.Module]] = []
         self._marked: list[weakref.ref[nn.Module]] = []
-        self._class_call: Any = vars(nn.Module)["__call__"]
+        self._compiled: list[weakref.ref[nn.Module]] = []  # in place: their own slot hides them from the search
+        self._candidates: list[RootCall] = []
+        self._look = self._searching_call()
         patches.on_undo(self._undo)
-        _keep_slot_after_compile(patches, self._mark)
+        _follow_compile(patches, self._compiled_in_place)
 
     def step_ended(self) -> None:
         """End a search, or begin another one when a whole step has shown no forward. Cost: 0.1 µs."""
@@ -105,16 +109,54 @@ class RootSearch:
     def begin(self) -> None:
         """Look for roots until the next step ends."""
         self._searching = True
-        nn.Module.__call__ = self._searching_call()  # type: ignore[method-assign]
+        for reference in self._compiled:
+            module = reference()
+            if module is not None:
+                self._try(module)
+        self._compiled.clear()
+        self._fill_class_slot()
 
     def _end(self) -> None:
         self._searching = False
-        nn.Module.__call__ = self._class_call  # type: ignore[method-assign]
+        nn.Module._compiled_call_impl = None
         for reference in self._found:
             module = reference()
             if module is not None:
                 self._mark(module)
         self._found.clear()
+        for candidate in self._candidates:
+            self._judge(candidate)
+        self._candidates.clear()
+
+    def _fill_class_slot(self) -> None:
+        if self._searching:
+            nn.Module._compiled_call_impl = self._look
+
+    def _compiled_in_place(self, module: nn.Module, *, was_root: bool) -> None:
+        if was_root:
+            self._mark(module)
+        elif self._searching:
+            self._try(module)
+        else:
+            self._compiled.append(weakref.ref(module))
+
+    def _try(self, module: nn.Module) -> None:
+        """Mark a module for the time of the search, with a count of its own."""
+        inner = module.__dict__.get(_SLOT)
+        if not isinstance(inner, RootCall):
+            candidate = RootCall(module, inner, self._marker, [0])
+            module.__dict__[_SLOT] = candidate
+            self._candidates.append(candidate)
+
+    def _judge(self, candidate: RootCall) -> None:
+        """Keep a candidate that was an outermost callee: a root."""
+        module = candidate.module()
+        if module is None or module.__dict__.get(_SLOT) is not candidate:
+            return
+        module.__dict__[_SLOT] = candidate.inner
+        if candidate.called[0]:
+            self._called[0] = 1
+            self._mark(module)
 
     def _miss(self) -> None:
         # The wait doubles each time: a job whose forward cannot be seen (a step compiled whole) must not pay for it.
@@ -142,24 +184,29 @@ class RootSearch:
         self._marked.clear()
 
     def _searching_call(self) -> Callable[..., Any]:
-        """What stands in for `nn.Module.__call__` during a search. Cost: 0.2 µs for each module called."""
-        call, found, called = self._class_call, self._found, self._called
+        """What fills the class's slot during a search. Cost: 1 µs for each module called."""
+        found, called, look_on = self._found, self._called, self._fill_class_slot
         enter, resume, abort = self._marker.enter, self._marker.resume, self._marker.abort
 
         def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or isinstance(module.__dict__.get(_SLOT), RootCall) or not _has_parameters(module):
-                return call(module, *args, **kwargs)
+            call = module._call_impl
+            if _is_compiling() or not _has_parameters(module):
+                return call(*args, **kwargs)
             outer = enter(_FORWARD if _is_grad_enabled() or module.training else _phase_without_grad(module))
             if outer < 0:
-                return call(module, *args, **kwargs)
+                return call(*args, **kwargs)
             called[0] = 1
             if not any(reference() is module for reference in found):
                 found.append(weakref.ref(module))
+            # Nothing below is a root, and a compiler that looks at the modules below must find the slot empty.
+            nn.Module._compiled_call_impl = None
             try:
-                output = call(module, *args, **kwargs)
+                output = call(*args, **kwargs)
             except BaseException:
                 abort(outer)
                 raise
+            finally:
+                look_on()
             resume(outer)
             return output
 
@@ -172,32 +219,36 @@ def install(marker: Marker, patches: Patches) -> RootSearch:
     Raises:
         AttributeError, KeyError: this torch calls modules in another way; forward then shows as `other`.
     """
-    if _SLOT not in vars(nn.Module):
-        raise KeyError(_SLOT)
+    if vars(nn.Module)[_SLOT] is not None:
+        raise AttributeError(f"{_SLOT} is taken")
     _clear_slot_of_replicas(patches)
     return RootSearch(marker, patches)
 
 
 def _phase_without_grad(module: nn.Module) -> int:
-    return _VALIDATION if any(parameter.requires_grad for parameter in module.parameters()) else _FORWARD
+    return _VALIDATION if any(parameter.requires_grad for parameter in _parameters_of(module)) else _FORWARD
 
 
 def _has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+    return next(_parameters_of(module), None) is not None
 
 
-def _keep_slot_after_compile(patches: Patches, mark: Callable[[nn.Module], None]) -> None:
-    """`nn.Module.compile` overwrites the slot: mark the module again."""
+def _parameters_of(module: nn.Module) -> Iterator[nn.Parameter]:
+    # The base class's: a module may have a `parameters` of its own, with other arguments and another answer.
+    return nn.Module.parameters(module)
+
+
+def _follow_compile(patches: Patches, compiled: Callable[..., None]) -> None:
+    """Call `compiled(module, was_root=…)` each time a module has been compiled in place, which fills its slot."""
     compile_module = vars(nn.Module)["compile"]
 
-    def compile_and_mark(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+    def compile_and_tell(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         was_root = isinstance(self.__dict__.get(_SLOT), RootCall)
         compile_module(self, *args, **kwargs)
-        if was_root:
-            mark(self)
+        compiled(self, was_root=was_root)
 
-    compile_and_mark.__doc__ = compile_module.__doc__
-    patches.replace(nn.Module, "compile", compile_and_mark)
+    compile_and_tell.__doc__ = compile_module.__doc__
+    patches.replace(nn.Module, "compile", compile_and_tell)
 
 
 def _clear_slot_of_replicas(patches: Patches) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch.nn import utils
 from torch.nn.utils import clip_grad
 
@@ -45,8 +46,11 @@ def install_fsdp1(module: ModuleType, marker: Marker, patches: Patches) -> None:
 
 def _marked(call: Callable[..., Any], marker: Marker) -> Callable[..., Any]:
     enter, resume, abort = marker.enter, marker.resume, marker.abort
+    is_compiling = torch.compiler.is_compiling
 
     def clip(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return call(*args, **kwargs)
         outer = enter(_GRAD_CLIP)
         if outer < 0:
             return call(*args, **kwargs)

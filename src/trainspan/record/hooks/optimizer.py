@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
 from torch.optim import optimizer as optim
 from torch.optim.optimizer import Optimizer
 
@@ -88,6 +89,7 @@ def _hooks(
 ) -> tuple[Callable[[Any, Any, Any], None], Callable[[Any, Any, Any], None]]:
     enter, resume, step, abort, mine = marker.enter, marker.resume, marker.step, marker.abort, marker.mine
     wrapper = _step_wrapper_code()
+    is_compiling = torch.compiler.is_compiling
     depth = 0
     outer = 0
 
@@ -102,6 +104,8 @@ def _hooks(
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal depth, outer
+        if is_compiling():
+            return
         if depth:
             if not mine():
                 return
@@ -120,7 +124,7 @@ def _hooks(
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal depth
-        if not mine():
+        if is_compiling() or not mine():
             return
         if depth != 1:
             depth = max(0, depth - 1)

@@ -41,7 +41,7 @@ class Piece(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step, or `count` steps told as one. `number`: of the first. Not `complete`: the one the process ended in."""
+    """One step, or several (`steps`) told as one. `number`: of the first. Not `complete`: the process ended in it."""
 
     attempt: int
     rank: int
@@ -50,7 +50,7 @@ class Step(NamedTuple):
     end_ns: int
     pieces: tuple[Piece, ...] = ()
     recompiled: bool = False
-    count: int = 1
+    steps: int = 1
     complete: bool = True
 
 
@@ -169,5 +169,5 @@ def is_sound(fact: Fact) -> bool:
     if not _fits(fact, _CHECKS[type(fact)]):
         return False
     if isinstance(fact, Step):
-        return fact.start_ns <= fact.end_ns and fact.count > 0
+        return fact.start_ns <= fact.end_ns and fact.steps > 0
     return not isinstance(fact, Activity) or fact.end_ns is None or fact.start_ns <= fact.end_ns

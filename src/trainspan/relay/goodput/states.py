@@ -4,8 +4,8 @@ A *claim* says "from here to there the rank was doing this". Where claims overla
 the narrower and rarer cause. `custom.<name>` claims among themselves: the deeper one wins, then the greater name.
 
     uncovered         nothing was recorded
-    productive        inside a finished step
     unfinished        inside a step that never finished; becomes `lost_work`, `shutdown`, `hang` or `unaccounted`
+    productive        inside a finished step
     restart           told so (waiting for nodes)
     model_init, init  before the loop
     data_wait         blocking input, on every step
@@ -35,8 +35,8 @@ from trainspan.names import STATES
 
 CLAIMS: Final = (
     "uncovered",
-    "productive",
     "unfinished",
+    "productive",
     "restart",
     "model_init",
     "init",
@@ -53,8 +53,8 @@ CLAIMS: Final = (
 """From the weakest to the strongest claim."""
 
 UNCOVERED: Final = 0
-PRODUCTIVE: Final = 1
-UNFINISHED: Final = 2
+UNFINISHED: Final = 1
+PRODUCTIVE: Final = 2
 RESTART: Final = 3
 DATA_WAIT: Final = 6
 STRAGGLER_WAIT: Final = 7
@@ -101,7 +101,7 @@ class Palette:
     __slots__ = ("_codes", "keys", "states")
 
     def __init__(self) -> None:
-        self.states = ["unaccounted", "productive", "unaccounted", *CLAIMS[3:], "lost_work", OVERFLOW]
+        self.states = ["unaccounted", "unaccounted", *CLAIMS[2:], "lost_work", OVERFLOW]
         self.keys: list[tuple[int, int, str]] = [(place, 0, "") for place in range(OVERFLOW_CODE)]
         self.keys.append((CUSTOM, 0, OVERFLOW))
         self._codes = {(state, 0): code for code, state in enumerate(CLAIMS) if state in ACTIVITIES}

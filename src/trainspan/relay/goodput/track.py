@@ -30,7 +30,7 @@ class _Chunk:
 
 
 class Track:
-    """A line of time from `start_ns` to `end_ns`, every instant under one code; `UNCOVERED` where nothing was painted."""
+    """A line of time from `start_ns` to `end_ns`, each instant under one code; `UNCOVERED`: nothing painted."""
 
     __slots__ = ("_chunks", "_edges", "_keys", "_prefix", "end_ns")
 
@@ -61,9 +61,8 @@ class Track:
 
     def append(self, start_ns: int, end_ns: int, code: int) -> None:
         """`paint` where nothing has been painted at or after `start_ns`, and the stretch is not empty."""
-        if self._chunks:
-            if start_ns > self.end_ns:
-                self._push(self.end_ns, start_ns, UNCOVERED)
+        if self._chunks and start_ns > self.end_ns:
+            self._push(self.end_ns, start_ns, UNCOVERED)
         self._push(start_ns, end_ns, code)
 
     def _push(self, start_ns: int, end_ns: int, code: int) -> None:
@@ -110,20 +109,32 @@ class Track:
             return {}
         sums = dict(self._sums_before(place))
         if time_ns >= self.end_ns:
-            _add(sums, self._chunks[place].sums)
-            return sums
-        for start_ns, end_ns, code in self._segments_of(place):
-            if end_ns >= time_ns:
-                sums[code] = sums.get(code, 0) + time_ns - start_ns
-                break
-            sums[code] = sums.get(code, 0) + end_ns - start_ns
+            add(sums, self._chunks[place].sums)
+        elif bisect_right(self._chunks[place].starts, time_ns) * 2 < len(self._chunks[place].codes):
+            for start_ns, end_ns, code in self._segments_of(place):
+                if start_ns >= time_ns:
+                    break
+                sums[code] = sums.get(code, 0) + min(end_ns, time_ns) - start_ns
+        else:
+            self._sum_backwards(place, time_ns, sums)
         return sums
+
+    def _sum_backwards(self, place: int, time_ns: int, sums: Sums) -> None:
+        """Add the chunk at `place` to `sums`, less what it holds from `time_ns` on."""
+        chunk = self._chunks[place]
+        add(sums, chunk.sums)
+        end_ns = self._edges[place + 1] if place + 1 < len(self._edges) else self.end_ns
+        for start_ns, code in zip(reversed(chunk.starts), reversed(chunk.codes), strict=True):
+            if end_ns <= time_ns:
+                break
+            sums[code] -= end_ns - max(start_ns, time_ns)
+            end_ns = start_ns
 
     def _sums_before(self, place: int) -> Sums:
         prefix = self._prefix
         while len(prefix) <= place:
             sums = dict(prefix[-1])
-            _add(sums, self._chunks[len(prefix) - 1].sums)
+            add(sums, self._chunks[len(prefix) - 1].sums)
             prefix.append(sums)
         return prefix[place]
 
@@ -158,7 +169,9 @@ class Track:
         if place < 0:
             self.clear()
         elif time_ns < self.end_ns:
-            kept = [(start, min(end, time_ns), code) for start, end, code in self._segments_of(place) if start < time_ns]
+            kept = [
+                (start, min(end, time_ns), held) for start, end, held in self._segments_of(place) if start < time_ns
+            ]
             self._replace(place, len(self._chunks), kept)
 
     def thin(self, time_ns: int) -> None:
@@ -187,7 +200,8 @@ def _chunk_of(segments: list[Segment]) -> _Chunk:
     return chunk
 
 
-def _add(sums: Sums, more: Sums) -> None:
+def add(sums: Sums, more: Sums) -> None:
+    """Add `more` to `sums`."""
     for code, length_ns in more.items():
         sums[code] = sums.get(code, 0) + length_ns
 

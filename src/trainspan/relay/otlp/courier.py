@@ -51,6 +51,11 @@ class Courier:
             return "stuck"
         return "empty" if line is None else self._take(line)
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the endpoint answers, and has refused the first batch as often as it is asked to reconsider."""
+        return self.last.verdict == "refused" and self.refusals >= PATIENCE_REFUSED
+
     def backoff_s(self) -> float:
         """How long to wait before the next try, after as many refusals as there were."""
         planned_s = BACKOFF_FIRST_S * 2.0 ** min(max(self.refusals - 1, 0), 10)

@@ -38,7 +38,11 @@ class Outcome(NamedTuple):
 
 
 class Delivery:
-    """The way to one destination."""
+    """The way to one destination.
+
+    Raises:
+        SettingError: the SDK makes no exporter of it.
+    """
 
     def __init__(self, destination: Destination):
         self.destination = destination
@@ -69,7 +73,7 @@ class Delivery:
 def _failure(heard: Heard) -> Outcome:
     status = heard.status()
     if status is None:
-        return Outcome("unanswered", heard.failure() or "no reason given")
+        return Outcome("unanswered", heard.failure() or "no answer in time")
     return Outcome(
         "unanswered" if status in _BUSY else "refused", f"HTTP {status}" if isinstance(status, int) else status
     )

@@ -4,13 +4,16 @@ Everything is handed over as an argument, checked: from the environment the SDK 
 leave out a client certificate, and start with half of what it was told.
 """
 
+import os
 import random
+import ssl
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from trainspan.errors import SettingError
 from trainspan.relay.otlp.destinations import Destination, Kind, Signal
 from trainspan.relay.otlp.sdk_logs import listening
 
@@ -21,10 +24,14 @@ def build(found: Destination) -> Any:
     Imports the protocol that is used and no other: each costs 100 to 200 ms.
 
     Raises:
-        OSError: a certificate or key is gone since the destination was made.
+        SettingError: there is none to be had: a certificate that is none, a credential provider that fails.
     """
     with listening():
-        exporter = _BUILDERS[found.kind](found)
+        try:
+            _check_certificates(found)
+            exporter = _BUILDERS[found.kind](found)
+        except Exception as error:  # its causes lie in plugins and files of the user's
+            raise SettingError(f"{found.signal} cannot be exported to {found.place} ({error!r:.200})") from error
     _draw_in_private()
     return exporter
 
@@ -44,7 +51,7 @@ _CONSOLE_CLASSES: Mapping[Signal, tuple[str, str]] = {
 
 def _build_console(found: Destination) -> Any:
     module, name = _CONSOLE_CLASSES[found.signal]
-    return getattr(import_module(module), name)()
+    return getattr(import_module(module), name)(out=sys.stdout)
 
 
 def _build_otlp(found: Destination) -> Any:
@@ -62,7 +69,27 @@ def _build_http(found: Destination) -> Any:
         headers=dict(found.headers),
         timeout=found.timeout_s,
         compression=compression.Gzip if found.gzip else compression.NoCompression,
+        session=_session(found),
     )
+
+
+def _session(found: Destination) -> Any:
+    """A session that uses the certificate it was given, where the SDK's own may not.
+
+    Requests prefers `REQUESTS_CA_BUNDLE` to the certificate of a session, and the SDK (1.45.2) sets it there: on a host
+    with a bundle of its own, `OTEL_EXPORTER_OTLP_CERTIFICATE` would mean nothing.
+    """
+    requests = import_module("requests")
+    if found.certificate is None or any(name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ):
+        return None  # then the SDK makes its own, or takes the provider's
+    session = requests.Session()
+
+    def settings(url: str, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
+        merged = requests.Session.merge_environment_settings(session, url, proxies, stream, verify, cert)
+        return {**merged, "verify": found.certificate if verify is None else verify}
+
+    session.merge_environment_settings = settings
+    return session
 
 
 def _build_grpc(found: Destination) -> Any:
@@ -80,11 +107,24 @@ def _build_grpc(found: Destination) -> Any:
 
 
 def _grpc_credentials(grpc: Any, found: Destination) -> Any:
-    root, key, chain = (
-        Path(name).read_bytes() if name else None
-        for name in (found.certificate, found.client_key, found.client_certificate)
-    )
-    return grpc.ssl_channel_credentials(root, key, chain)
+    # A certificate's file may hold its key too.
+    names = found.certificate, found.client_key or found.client_certificate, found.client_certificate
+    return grpc.ssl_channel_credentials(*(Path(name).read_bytes() if name else None for name in names))
+
+
+def _check_certificates(found: Destination) -> None:
+    """Raise for files that do not make a TLS client.
+
+    gRPC ends the whole process over a key without a certificate, and Requests says so at the first export.
+    """
+    if found.kind != "otlp" or found.insecure:
+        return
+    context = ssl.create_default_context(cafile=found.certificate)
+    if found.client_certificate:
+        # With a password to try, OpenSSL does not ask for one at the terminal.
+        context.load_cert_chain(found.client_certificate, found.client_key, password="")
+    elif found.client_key:
+        raise ValueError("a client key without a client certificate")
 
 
 _BUILDERS: Mapping[Kind, Callable[[Destination], Any]] = {

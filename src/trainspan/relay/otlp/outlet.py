@@ -4,6 +4,7 @@ Each signal has a journal, and a thread that takes its lines to the endpoint in 
 the journal alone; one that the user has switched off (`none`, `OTEL_SDK_DISABLED`) has neither.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from trainspan.relay.otlp.claims import claim
 from trainspan.relay.otlp.complaints import Complaints
 from trainspan.relay.otlp.courier import Courier
 from trainspan.relay.otlp.delivery import Delivery
-from trainspan.relay.otlp.destinations import SIGNALS, Destination, Signal, destination
+from trainspan.relay.otlp.destinations import SIGNALS, Kind, Signal, destination
 from trainspan.relay.otlp.journal import Journal
 from trainspan.relay.otlp.otlp_json import encode
 from trainspan.relay.otlp.sdk_logs import listening
@@ -66,10 +67,10 @@ class Outlet:
         complain = Complaints(log)
         self._lanes: dict[Signal, _Lane] = {}
         for signal in SIGNALS:
-            goal = _goal(signal, environ, complain)
-            if goal.kind != "none":
+            kind, delivery = _way_out(signal, environ, complain)
+            if kind != "none":
                 path, claimed = claim(folder, signal, node_rank)
-                self._lanes[signal] = _Lane(goal, Journal(path, claimed, spool_bytes, complain), complain)
+                self._lanes[signal] = _Lane(signal, Journal(path, claimed, spool_bytes, complain), delivery, complain)
 
     def put_spans(self, spans: Sequence[ReadableSpan]) -> None:
         """Keep and deliver finished spans."""
@@ -93,8 +94,9 @@ class Outlet:
         """
         deadline = time.monotonic() + timeout_s
         for lane in self._lanes.values():
-            lane.finish()
-        return all([lane.close(deadline) for lane in self._lanes.values()])
+            lane.finish(deadline)
+        closed = [lane.close(deadline) for lane in self._lanes.values()]
+        return all(closed)
 
     def health(self) -> Mapping[Signal, SignalHealth]:
         """How each signal fares, those that are switched off included."""
@@ -110,12 +112,12 @@ class Outlet:
 class _Lane:
     """One signal: its journal, and the thread that delivers it where there is an endpoint."""
 
-    def __init__(self, goal: Destination, journal: Journal, complain: Complaints):
-        self._signal = goal.signal
+    def __init__(self, signal: Signal, journal: Journal, delivery: Delivery | None, complain: Complaints):
+        self._signal = signal
         self._journal = journal
         self._complain = complain
         self._unencodable = 0
-        self._sender = None if goal.kind == "folder" else _Sender(journal, Delivery(goal), complain)
+        self._sender = _Sender(journal, delivery, complain) if delivery else None
         if self._sender is not None:
             self._sender.start()
 
@@ -135,9 +137,9 @@ class _Lane:
         if self._sender is not None:
             self._sender.wake()
 
-    def finish(self) -> None:
+    def finish(self, deadline: float) -> None:
         if self._sender is not None:
-            self._sender.finish()
+            self._sender.finish(deadline)
 
     def close(self, deadline: float) -> bool:
         """Whether all is delivered, at `deadline` (monotonic, s) at the latest."""
@@ -168,6 +170,7 @@ class _Sender(threading.Thread):
         self._delivery = delivery
         self._news = threading.Event()
         self._finishing = threading.Event()
+        self._deadline = math.inf
 
     def run(self) -> None:
         while True:
@@ -176,19 +179,21 @@ class _Sender(threading.Thread):
             step = self.courier.step()
             if step == "moved":
                 self._journal.trim()
+            elif step == "stuck":
+                if not self._wait_before_next_try(finishing):
+                    return
             elif finishing:
                 return
-            elif step == "empty":
-                self._news.wait()
             else:
-                self._finishing.wait(self.courier.backoff_s())
+                self._news.wait()
 
     def wake(self) -> None:
         """There is something new in the journal."""
         self._news.set()
 
-    def finish(self) -> None:
-        """Deliver what is there, without waiting for an endpoint that does not take it, and end."""
+    def finish(self, deadline: float) -> None:
+        """Deliver what is there, and end: at the journal's end, or where `deadline` leaves no time for another try."""
+        self._deadline = deadline
         self._finishing.set()
         self._news.set()
 
@@ -198,14 +203,27 @@ class _Sender(threading.Thread):
         self._delivery.close()
         return not self.is_alive() and self._journal.pending_bytes == 0
 
+    def _wait_before_next_try(self, finishing: bool) -> bool:
+        """Whether there is a next try."""
+        backoff_s = self.courier.backoff_s()
+        if not finishing:
+            self._finishing.wait(backoff_s)
+            return True
+        if self.courier.is_refused or time.monotonic() + backoff_s >= self._deadline:
+            return False
+        time.sleep(backoff_s)
+        return True
 
-def _goal(signal: Signal, environ: Mapping[str, str], complain: Complaints) -> Destination:
+
+def _way_out(signal: Signal, environ: Mapping[str, str], complain: Complaints) -> tuple[Kind, Delivery | None]:
+    """What becomes of a signal, and the way to its endpoint where it has one."""
     try:
-        return destination(signal, environ)
+        goal = destination(signal, environ)
+        return goal.kind, Delivery(goal) if goal.kind in ("otlp", "console") else None
     except SettingError as error:
-        # One variable spoils the destination of three signals, and is one cause.
-        complain(str(error), f"{error}; {signal} are kept in the run folder")
-        return Destination(signal, "folder")
+        # One variable can spoil the destinations of three signals, and is one cause.
+        complain(str(error), f"{error}; what it concerns is kept in the run folder")
+        return "folder", None
 
 
 def _sliced(items: Sequence[Any]) -> Iterator[Sequence[Any]]:

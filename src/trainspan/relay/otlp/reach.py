@@ -14,10 +14,11 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import grpc
 import requests
 
-from trainspan.relay.otlp.exporters import Destination
+from trainspan.relay.otlp.destinations import Destination
 
 Verdict: TypeAlias = Literal[
     "accepted",  # it takes this signal
+    "rejected",  # it takes no empty export; whether it takes a real one, it does not say
     "refused",  # nothing listens there
     "silent",  # no answer in time
     "dns",  # no such host
@@ -40,6 +41,8 @@ class Answer(NamedTuple):
 _SEEN_MAX_CHARACTERS: Final = 200
 
 _OF_STATUS: Final[dict[int, Verdict]] = {
+    HTTPStatus.BAD_REQUEST: "rejected",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "rejected",
     HTTPStatus.UNAUTHORIZED: "unauthorized",
     HTTPStatus.FORBIDDEN: "unauthorized",
     HTTPStatus.PROXY_AUTHENTICATION_REQUIRED: "unauthorized",
@@ -65,6 +68,7 @@ _OF_CAUSE: Final[tuple[tuple[type[BaseException], Verdict], ...]] = (
 )
 
 _OF_CODE: Final[dict[grpc.StatusCode, Verdict]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: "rejected",
     grpc.StatusCode.DEADLINE_EXCEEDED: "silent",
     grpc.StatusCode.UNAUTHENTICATED: "unauthorized",
     grpc.StatusCode.PERMISSION_DENIED: "unauthorized",
@@ -169,7 +173,8 @@ def _ask_grpc(where: Destination, timeout_s: float) -> Answer:
     scheme, separator, rest = where.url.partition("://")
     address = rest.partition("/")[0] if separator and scheme.startswith("http") else where.url
     with _channel(where, address) as channel:
-        export = channel.unary_unary(_GRPC_METHODS[where.signal])
+        # Bytes go out and come back as they are: an empty request has no bytes at all.
+        export = channel.unary_unary(_GRPC_METHODS[where.signal], request_serializer=bytes, response_deserializer=bytes)
         headers = tuple((name.lower(), text) for name, text in where.headers.items())
         try:
             export(b"", timeout=timeout_s, metadata=headers)
@@ -195,7 +200,7 @@ def _judge_code(error: grpc.RpcError) -> Answer:
     verdict = _OF_CODE.get(code, "not_otlp")
     if code is grpc.StatusCode.UNAVAILABLE:
         verdict = next((verdict for word, verdict in _OF_WORDS if word in words.lower()), "unavailable")
-    return Answer(verdict, f"{code.name}: {words}"[:_SEEN_MAX_CHARACTERS])
+    return Answer(verdict, f"{code.name}: {words.rpartition('last error: ')[2]}"[:_SEEN_MAX_CHARACTERS])
 
 
 def _line(error: BaseException) -> str:

@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -11,9 +12,9 @@ from typing import NamedTuple
 from trainspan.errors import SettingError
 from trainspan.relay.otlp.claims import claim_file, journals_in, signal_of
 from trainspan.relay.otlp.complaints import Complaints
-from trainspan.relay.otlp.courier import PATIENCE_REFUSED, Courier
+from trainspan.relay.otlp.courier import Courier
 from trainspan.relay.otlp.delivery import Delivery
-from trainspan.relay.otlp.destinations import Destination, destinations
+from trainspan.relay.otlp.destinations import Destination, Signal, destinations
 from trainspan.relay.otlp.journal import Journal
 
 _UNBOUNDED = 1 << 62
@@ -73,23 +74,26 @@ def replay(
         )
     problems: list[str] = []
     complain = Complaints(problems.append)
-    loads: dict[str, list[Journal]] = {signal: [] for signal in goals}
-    in_use, no_endpoint = [], []
-    for path in journals_in(folder):
-        if signal_of(path) not in goals:
-            no_endpoint.append(path.name)
-        elif (claimed := claim_file(path, unlocked=True)) is None:
-            in_use.append(path.name)
-        else:
-            loads[signal_of(path)].append(Journal(path, claimed, _UNBOUNDED, complain))
-    carriers = [_Carrier(goals[signal], journals, complain) for signal, journals in loads.items() if journals]
-    remaining_bytes = _run(carriers, time.monotonic() + timeout_s, progress)
+    paths = journals_in(folder)
+    with ExitStack() as opened:
+        loads: dict[Signal, list[Journal]] = {signal: [] for signal in goals}
+        in_use = []
+        for path in (path for path in paths if signal_of(path) in goals):
+            claimed = claim_file(path, unlocked=True)
+            if claimed is None:
+                in_use.append(path.name)
+            else:
+                journal = Journal(path, claimed, _UNBOUNDED, complain)
+                opened.callback(journal.close)
+                loads[signal_of(path)].append(journal)
+        carriers = [_Carrier(goals[signal], journals, complain) for signal, journals in loads.items() if journals]
+        remaining_bytes = _run(carriers, time.monotonic() + timeout_s, progress)
     return ReplayReport(
         delivered=sum(carrier.delivered for carrier in carriers),
         dropped=sum(journal.dropped for journals in loads.values() for journal in journals),
         remaining_bytes=remaining_bytes,
         in_use=tuple(in_use),
-        no_endpoint=tuple(no_endpoint),
+        no_endpoint=tuple(path.name for path in paths if signal_of(path) not in goals),
         problems=tuple(problems),
     )
 
@@ -119,11 +123,16 @@ class _Carrier:
     """Takes the files of one signal to its endpoint, on a thread of its own."""
 
     def __init__(self, goal: Destination, journals: list[Journal], complain: Complaints):
-        self.delivered = 0
+        self._couriers: list[Courier] = []
         self._journals = journals
         self._complain = complain
         self._delivery = Delivery(goal)
         self._ended = threading.Event()
+
+    @property
+    def delivered(self) -> int:
+        """Batches taken so far."""
+        return sum(courier.delivered for courier in self._couriers)
 
     def begin(self, news: "queue.SimpleQueue[Progress | None]") -> None:
         name = f"trainspan-replay-{self._delivery.destination.signal}"
@@ -144,14 +153,13 @@ class _Carrier:
 
     def _carry(self, journal: Journal, news: "queue.SimpleQueue[Progress | None]") -> None:
         courier = Courier(journal, self._delivery, self._complain)
+        self._couriers.append(courier)
         total_bytes = journal.pending_bytes
         while not self._ended.is_set():
             step = courier.step()
             if step == "moved":
-                self.delivered += courier.delivered
-                courier.delivered = 0
                 news.put(Progress(journal.path.name, total_bytes - journal.pending_bytes, total_bytes))
-            elif step == "empty" or (courier.last.verdict == "refused" and courier.refusals >= PATIENCE_REFUSED):
+            elif step == "empty" or courier.is_refused:
                 return
             else:
                 self._ended.wait(courier.backoff_s())

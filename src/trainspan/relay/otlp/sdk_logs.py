@@ -32,10 +32,10 @@ class Heard(NamedTuple):
         for argument in self._arguments():
             if isinstance(argument, Exception):
                 return type(argument).__name__
-        words = next(
-            (record.args[0] for record in self.records if isinstance(record.args, tuple) and record.args), None
-        )
-        return f"{words!s:.60}" if words is not None else None
+        # Of the messages about one more try, the first argument is what the answer said.
+        tries = (record.args for record in self.records if isinstance(record.args, tuple) and len(record.args) > 1)
+        words = next(tries, None)
+        return f"{words[0]!s:.60}" if words else None
 
     def _arguments(self) -> Iterator[object]:
         for record in reversed(self.records):

@@ -1,6 +1,6 @@
 """The relay's own aggregates: what a histogram of the wire needs, kept in plain integers.
 
-An SDK instrument costs 3 to 6 µs a call; folding a step of eight phases into these costs about that much in all.
+An SDK instrument costs 3 to 6 µs a call; folding a whole step into these costs less than one such call.
 """
 
 from bisect import bisect_left
@@ -53,9 +53,9 @@ class ExplicitAggregate:
     def add(self, value_ns: int) -> None:
         self._counts[bisect_left(_BOUNDS_NS, value_ns)] += 1
         self._total_ns += value_ns
-        if value_ns < self._least_ns:  # noqa: PLR1730 (a call of `min` would cost as much as everything here)
+        if value_ns < self._least_ns:  # a call of `min` would cost as much as everything here
             self._least_ns = value_ns
-        if value_ns > self._greatest_ns:  # noqa: PLR1730
+        if value_ns > self._greatest_ns:
             self._greatest_ns = value_ns
 
     def point(self, attributes: dict[str, str], start_unix_ns: int, time_unix_ns: int) -> Point | None:
@@ -141,7 +141,7 @@ class StepAggregates:
             step: the step.
             phase_times_ns: its `phase_times_of`.
 
-        Cost: 2.5 µs for a plain step.
+        Cost: 2.2 µs for a plain step, 5 µs with exponential histograms.
         """
         self.step.add(step.end_ns - step.start_ns)
         for aggregate, time_ns in zip(self.phases, phase_times_ns, strict=True):

@@ -1,5 +1,6 @@
 """Whose telemetry it is, and the computed ids under which every relay finds every span of the run (law 5)."""
 
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from opentelemetry.sdk.resources import Resource
@@ -59,6 +60,11 @@ def attempt_context(
 def _context(
     run: str, attempt: int, trace: tuple[str | int, ...], what: tuple[str | int, ...], is_remote: bool
 ) -> SpanContext:
-    return SpanContext(
-        trace_id_of(run, attempt, *trace), span_id_of(run, attempt, *trace, *what), is_remote, trace_flags=_FLAGS
-    )
+    span_id = span_id_of(run, attempt, *trace, *what)
+    return SpanContext(_trace_id_of(run, attempt, trace), span_id, is_remote, trace_flags=_FLAGS)
+
+
+@lru_cache(maxsize=64)
+def _trace_id_of(run: str, attempt: int, trace: tuple[str | int, ...]) -> int:
+    """As the identity has it; remembered, because every span of a trace asks: 2 µs each."""
+    return trace_id_of(run, attempt, *trace)

@@ -103,7 +103,7 @@ class StepSampler:
             end_ns: when that rank ended it, on any clock of this node that does not go back.
             failed: whether a phase of it was left by an exception, or a process ended in it.
 
-        Cost: 5 µs.
+        Cost: 4 µs.
         """
         if self._first_number is None:
             self._first_number = number

@@ -115,7 +115,7 @@ class RankSummary:
             anchor: of the recording.
             sampled: why the step has a trace; None if it has none.
 
-        Cost: 4 µs for a plain step.
+        Cost: 5.5 µs for a plain step.
         """
         duration_ns = step.end_ns - step.start_ns
         self.steps += 1

@@ -41,13 +41,13 @@ class Sketch:
     def add(self, value: float) -> None:
         """Count `value`, zero or more.
 
-        Cost: 0.4 µs.
+        Cost: 0.6 µs.
         """
         self.count += 1
         self.total += value
-        if value < self.least:  # noqa: PLR1730 (a call of `min` would cost half as much as everything here)
+        if value < self.least:  # a call of `min` would cost half as much as everything here
             self.least = value
-        if value > self.greatest:  # noqa: PLR1730
+        if value > self.greatest:
             self.greatest = value
         index = ceil(log2(value) * _PER_OCTAVE) - 1 if value > 0 else _LEAST_INDEX - 1
         if index < _LEAST_INDEX:

@@ -105,7 +105,7 @@ class RankTimeline:
         Args:
             marks: [time_ns, word, time_ns, word, …] as the ring holds them, following what was fed before.
 
-        Cost: 0.3 µs a mark, the relay's largest.
+        Cost: 0.5 µs a mark, the relay's largest.
         """
         if len(marks) % 2:
             self.invalid += 1
@@ -166,7 +166,6 @@ class RankTimeline:
             self.first_step_start_ns = self._start_ns
         if self._torn_ns is not None:
             self.lost_ns += self._start_ns - self._torn_ns
-            self._torn_ns = None
 
     def _cut(self, marks: Sequence[int], start_ns: int, phase: Phase) -> list[RankStep]:
         """The steps that `marks` complete, while the one begun at `start_ns` is being built and the rank is in `phase`.

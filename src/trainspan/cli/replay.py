@@ -1,0 +1,117 @@
+"""`trainspan replay`: delivers what lies in a run folder and no endpoint has taken yet, each batch once."""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn
+from rich.progress import Progress as Bars
+
+from trainspan.cli.command import FAILED, OK, add_dir, settings_of, with_dir
+from trainspan.relay.otlp.replay import Progress, ReplayReport, replay
+from trainspan.relay.process import fold_recordings
+from trainspan.report.folder import find_run
+from trainspan.report.quantities import size
+from trainspan.settings import state_dir
+
+EXAMPLES = """\
+examples:
+  OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318 trainspan replay
+  OTEL_EXPORTER_OTLP_ENDPOINT=https://otlp.example.com trainspan replay llama-7
+  trainspan replay /mnt/copied/llama-7 --json
+
+Recordings that no relay has read (TRAINSPAN_RELAY=off) are folded into the run
+folder first. What was delivered is remembered there: a second replay sends
+nothing twice, and one that was interrupted goes on where it stopped.
+"""
+
+DEFAULT_TIMEOUT_S: Final = 600.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `trainspan replay`."""
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="a run id, the beginning of one, or a run folder (default: the newest)"
+    )
+    parser.add_argument("--json", action="store_true", help="the outcome as JSON")
+    parser.add_argument(
+        "--timeout",
+        metavar="S",
+        type=_seconds,
+        default=DEFAULT_TIMEOUT_S,
+        help=f"seconds to try for (default: {DEFAULT_TIMEOUT_S:g}); the rest is left for the next time",
+    )
+    add_dir(parser)
+
+
+def execute(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Fold, deliver, say how it went."""
+    environ = with_dir(environ, arguments.dir)
+    folder = find_run(Path(state_dir(settings_of(environ), environ)), arguments.run)
+    _fold(folder, environ)
+    with _bars() as on_progress:
+        report = replay(folder, environ, arguments.timeout, on_progress)
+    if arguments.json:
+        print(json.dumps({"folder": str(folder), "complete": report.complete, **dataclasses.asdict(report)}, indent=2))
+    else:
+        _show(folder, report)
+    return OK if report.complete else FAILED
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError(text)
+    return seconds
+
+
+_seconds.__name__ = "number of seconds"  # argparse names it when it refuses a value
+
+
+def _fold(folder: Path, environ: Mapping[str, str]) -> None:
+    # Into the run folder alone: delivering is the next step, which counts and shows what it does.
+    kept = {name: value for name, value in environ.items() if not name.endswith("_ENDPOINT")}
+    with contextlib.redirect_stdout(sys.stderr):  # the relay logs to stdout, which is ours for the outcome
+        folded = fold_recordings(folder, kept)
+    if folded:
+        print(f"trainspan replay: read {folded} recording(s) that no relay had read", file=sys.stderr)
+
+
+class _Bars:
+    """A bar for each file; on a stream that is no terminal only the last state is printed."""
+
+    def __init__(self, bars: Bars):
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.file not in self._tasks:
+            self._tasks[progress.file] = self._bars.add_task(progress.file, total=progress.total_bytes)
+        self._bars.update(self._tasks[progress.file], completed=progress.done_bytes)
+
+
+@contextlib.contextmanager
+def _bars() -> Iterator[_Bars]:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        yield _Bars(bars)
+
+
+def _show(folder: Path, report: ReplayReport) -> None:
+    print(f"{folder}: {report.delivered} batch(es) delivered", end="")
+    print(f", {report.dropped} refused or unreadable" if report.dropped else "")
+    if report.no_endpoint:
+        print(f"no endpoint is set for: {', '.join(report.no_endpoint)}")
+    for problem in report.problems:
+        print(f"trainspan replay: {problem}", file=sys.stderr)
+    if report.in_use:
+        print(f"trainspan replay: a relay is delivering these now: {', '.join(report.in_use)}", file=sys.stderr)
+    if report.remaining_bytes:
+        left = size(report.remaining_bytes)
+        print(f"trainspan replay: {left} could not be delivered and stay; replay again later", file=sys.stderr)

@@ -1,0 +1,150 @@
+"""The wall clock of one rank, or of the job, over all attempts: lives, and what lies between them.
+
+A rank's clock runs while the rank is part of the run: through each of its lives, and from the end of one to the
+beginning of the next when the rank was in both attempts and no other lies between. What lies between is `restart`:
+with the uncovered head of the next life it makes the recovery, from the last sign of life to the first new step.
+Lives that overlap (a zombie, a clock that stepped) are cut at the beginning of the later attempt.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trainspan.relay.goodput.life import NEVER, Ending, Frame, Life
+from trainspan.relay.goodput.states import RESTART
+from trainspan.relay.goodput.track import Sums, add
+
+
+class Period(NamedTuple):
+    """One life on a clock, and the recovery before it, which begins at `gap_ns`."""
+
+    gap_ns: int
+    life: Life
+    frame: Frame
+    base: int
+    """Number in the run of the life's step 0."""
+
+
+class Resume(NamedTuple):
+    """Where an attempt took the run up. `step`: its first step, as a number of the run; None: not known (yet)."""
+
+    base: int
+    step: int | None
+    known_by: str
+
+
+def cuts_of(resumes: Sequence[Resume]) -> list[int | None]:
+    """For each attempt the first step that a later one did again, as a number of the run."""
+    cuts: list[int | None] = []
+    cut: int | None = None
+    for resume in reversed(resumes):
+        cuts.append(cut)
+        if resume.step is not None:
+            cut = resume.step if cut is None else min(cut, resume.step)
+    return cuts[::-1]
+
+
+def periods_of(lives: Sequence[Life | None], resumes: Sequence[Resume]) -> list[Period]:
+    """The periods of a clock, in order. A life that still runs stops at its last sign of life.
+
+    Args:
+        lives: the life in each attempt of the run; None where the rank took no part.
+        resumes: where each attempt took the run up.
+    """
+    periods: list[Period] = []
+    cuts, newest = cuts_of(resumes), len(lives) - 1
+    limit_ns, later = NEVER, -1
+    for place in range(newest, -1, -1):
+        life = lives[place]
+        if life is None:
+            continue
+        begin_ns, base, cut = min(life.begun_ns, limit_ns), resumes[place].base, cuts[place]
+        frame = Frame(
+            begin_ns=begin_ns,
+            stop_ns=max(min(life.alive_ns, limit_ns), begin_ns),
+            ending=_ending_of(life, is_newest=place == newest),
+            recovers=place > 0,
+            cut=None if cut is None else cut - base,
+        )
+        if later == place + 1:
+            periods[-1] = periods[-1]._replace(gap_ns=frame.stop_ns)
+        periods.append(Period(begin_ns, life, frame, base))
+        limit_ns, later = begin_ns, place
+    return periods[::-1]
+
+
+def _ending_of(life: Life, *, is_newest: bool) -> Ending:
+    if life.ended_ns is None:
+        return Ending.RUNNING if is_newest else Ending.DIED
+    return Ending.ORDERLY if life.orderly else Ending.DIED
+
+
+class Clock:
+    """The periods of one rank or of the job; what is behind the newest is summed once."""
+
+    __slots__ = ("_older", "_older_steps", "periods")
+
+    def __init__(self, periods: list[Period]) -> None:
+        self.periods = periods
+        self._older: Sums | None = None
+        self._older_steps: tuple[int, int] | None = None
+
+    def advance(self, now_ns: int | None) -> None:
+        """Let the newest life run until its last sign of life, or until `now_ns` if it has not ended."""
+        last = self.periods[-1]
+        stop_ns = max(last.frame.begin_ns, last.life.alive_ns)
+        if last.frame.ending is Ending.RUNNING and now_ns is not None:
+            stop_ns = max(stop_ns, now_ns)
+        if last.frame.stop_ns != stop_ns:
+            self.periods[-1] = last._replace(frame=last.frame._replace(stop_ns=stop_ns))
+
+    def sums(self, start_ns: int, end_ns: int) -> Sums:
+        """ns under each code in [start_ns, end_ns), as far as the clock ran."""
+        periods = self.periods
+        if not self._holds_older(start_ns, end_ns):
+            return _sums_of(periods, start_ns, end_ns)
+        if self._older is None:
+            self._older = _sums_of(periods[:-1], start_ns, end_ns)
+        total = dict(self._older)
+        add(total, _sums_of(periods[-1:], start_ns, end_ns))
+        return total
+
+    def steps(self, start_ns: int, end_ns: int) -> tuple[int, int]:
+        """How many steps that ended after `start_ns` and not after `end_ns` were kept, and how many lost."""
+        if not self._holds_older(start_ns, end_ns):
+            return _steps_of(self.periods, start_ns, end_ns)
+        if self._older_steps is None:
+            self._older_steps = _steps_of(self.periods[:-1], start_ns, end_ns)
+        kept, lost = _steps_of(self.periods[-1:], start_ns, end_ns)
+        return kept + self._older_steps[0], lost + self._older_steps[1]
+
+    def last_step(self, until_ns: int) -> int | None:
+        """Number in the run of the last kept step that ended by `until_ns`."""
+        for period in reversed(self.periods):
+            number = period.life.steps.last_kept(period.frame.cut, until_ns)
+            if number is not None:
+                return number + period.base
+        return None
+
+    def _holds_older(self, start_ns: int, end_ns: int) -> bool:
+        """Whether [start_ns, end_ns) holds all periods behind the newest, and there are any."""
+        periods = self.periods
+        return len(periods) > 1 and start_ns < periods[0].gap_ns and end_ns >= periods[-2].frame.stop_ns
+
+
+def _steps_of(periods: Sequence[Period], start_ns: int, end_ns: int) -> tuple[int, int]:
+    counts = [period.life.steps.kept_and_lost(period.frame.cut, start_ns, end_ns) for period in periods]
+    return sum(kept for kept, _ in counts), sum(lost for _, lost in counts)
+
+
+def _sums_of(periods: Sequence[Period], start_ns: int, end_ns: int) -> Sums:
+    total: Sums = {}
+    for gap_ns, life, frame, _ in reversed(periods):
+        if frame.stop_ns <= start_ns:
+            break
+        recovery_ns = min(frame.begin_ns, end_ns) - max(gap_ns, start_ns)
+        if recovery_ns > 0:
+            add(total, {RESTART: recovery_ns})
+        first_ns, last_ns = max(frame.begin_ns, start_ns), min(frame.stop_ns, end_ns)
+        if first_ns < last_ns:
+            add(total, life.sums(frame, first_ns, last_ns))
+    return total

@@ -1,0 +1,244 @@
+"""A run's history: every fact told about it, and the clocks of its ranks and of the job read from them.
+
+The history is a function of the set of facts: their order and how often each is told change nothing. What makes that
+so, part by part: claims on a track and the ends of lives are maxima, steps are kept sorted and once, and all else is
+derived when asked and forgotten when a fact lands behind it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from trainspan.relay.goodput.clock import Clock, Period, Resume, periods_of
+from trainspan.relay.goodput.facts import Fact
+from trainspan.relay.goodput.job import Job
+from trainspan.relay.goodput.life import Life
+from trainspan.relay.goodput.states import Palette
+
+JOB = -1
+"""The job among the ranks."""
+
+
+class Disruption(NamedTuple):
+    """One attempt that followed another.
+
+    `failed_ns`: the last sign of life of the attempt before. `first_step_ns`: None while no step was begun.
+    `resumed_step`: the first step, as a number of the run; None while unknown. `known_by` says from what.
+    `lost_steps`: steps of earlier attempts that were done again because of this one.
+    `planned`: every rank of the attempt before closed in good order, so it is no failure.
+    """
+
+    attempt: int
+    failed_ns: int
+    begun_ns: int
+    first_step_ns: int | None
+    resumed_step: int | None
+    known_by: str
+    lost_steps: int
+    planned: bool
+    world_size_before: int
+    world_size: int
+
+
+class RunHistory:
+    """All facts of one run. `add` is O(1) for the newest fact of a rank; see `queries` for what can be asked."""
+
+    def __init__(self) -> None:
+        self.palette = Palette()
+        self._lives: dict[int, dict[int, Life]] = {}
+        self._jobs: dict[int, Job] = {}
+        self._newest = -1
+        self._shape = 0  # grows with every fact that may change anything but the newest lives
+        self._resumes: tuple[int, list[Resume]] = (-1, [])
+        self._clocks: dict[int, tuple[int, Clock]] = {}
+        self._disruptions: tuple[tuple[int, bool], list[Disruption]] = ((-1, False), [])
+
+    def add(self, fact: Fact) -> None:
+        """Take one fact in.
+
+        Raises:
+            ValueError: an activity's state is not one that can be claimed.
+        """
+        life = self._life_of(fact.attempt, fact.rank)
+        shape = life.shape
+        life.take(fact)
+        if fact.attempt != self._newest or life.shape != shape:
+            self._shape += 1
+
+    def add_all(self, facts: Iterable[Fact]) -> None:
+        """Take many facts in."""
+        for fact in facts:
+            self.add(fact)
+
+    def _life_of(self, attempt: int, rank: int) -> Life:
+        lives = self._lives.get(attempt)
+        if lives is None:
+            lives = {}
+            self._lives[attempt] = lives
+            if attempt > self._newest:
+                for older in self._lives.get(self._newest, {}).values():
+                    older.leave()
+                self._newest = attempt
+        life = lives.get(rank)
+        if life is None:
+            life = lives[rank] = Life(attempt, rank, self.palette)
+            self._shape += 1
+        return life
+
+    @property
+    def attempts(self) -> list[int]:
+        """Numbers of the attempts, in order."""
+        return sorted(self._lives)
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks that ever took part."""
+        return sorted({rank for lives in self._lives.values() for rank in lives})
+
+    @property
+    def nodes(self) -> list[str]:
+        """All nodes that ranks ran on."""
+        return sorted({life.node for lives in self._lives.values() for life in lives.values()})
+
+    @property
+    def last_sign_ns(self) -> int | None:
+        """The last sign of life in the run, or None when nothing is known."""
+        return max((life.alive_ns for lives in self._lives.values() for life in lives.values()), default=None)
+
+    def lives_in(self, attempt: int) -> list[Life]:
+        """The lives of an attempt's ranks, by rank."""
+        lives = self._lives.get(attempt, {})
+        return [lives[rank] for rank in sorted(lives)]
+
+    def clock(self, rank: int, now_ns: int | None = None) -> Clock:
+        """The clock of a rank, or of the `JOB`. Valid until the next `add` or `clock`.
+
+        Args:
+            rank: a rank of the run, or `JOB`.
+            now_ns: until when a life that has not ended runs; None: until its last sign of life.
+        """
+        lives: Sequence[Life | None]
+        shape, clock = self._clocks.get(rank, (-1, None))
+        if clock is not None and shape == self._shape:
+            if rank == JOB:
+                self._job_life(self._newest)
+        else:
+            if rank == JOB:
+                lives = [self._job_life(attempt) for attempt in self.attempts]
+            else:
+                lives = [self._lives[attempt].get(rank) for attempt in self.attempts]
+            clock = Clock(periods_of(lives, self.resumes()))
+            self._clocks[rank] = self._shape, clock
+        clock.advance(now_ns)
+        return clock
+
+    def _job_life(self, attempt: int) -> Life:
+        ranks = self.lives_in(attempt)
+        if len(ranks) == 1:
+            return ranks[0]
+        if attempt not in self._jobs:
+            self._jobs[attempt] = Job(attempt, self.palette)
+        self._jobs[attempt].refresh(ranks, is_newest=attempt == self._newest)
+        return self._jobs[attempt].life
+
+    def resumes(self) -> list[Resume]:
+        """Where each attempt took the run up, in order of attempts."""
+        if self._resumes[0] != self._shape:
+            resumes: list[Resume] = []
+            saved: list[tuple[int, int, str]] = []
+            for attempt in self.attempts:
+                lives = self.lives_in(attempt)
+                resumes.append(_resume_of(lives, saved, is_first=not resumes))
+                saved += _saves_of(lives, resumes[-1].base)
+            self._resumes = self._shape, resumes
+        return self._resumes[1]
+
+    def disruptions(self, now_ns: int | None = None) -> list[Disruption]:
+        """Every attempt after the first, in order."""
+        if not self._lives:
+            return []
+        periods = self.clock(JOB, now_ns).periods
+        state = self._shape, len(periods[-1].life.steps) > 0
+        if self._disruptions[0] != state:
+            self._disruptions = state, self._all_disruptions(periods)
+        return self._disruptions[1]
+
+    def _all_disruptions(self, periods: list[Period]) -> list[Disruption]:
+        disruptions, reached, resumes = [], 0, self.resumes()
+        for place, (attempt, period, resume) in enumerate(zip(self.attempts, periods, resumes, strict=True)):
+            steps = period.life.steps
+            if place:
+                before = self.lives_in(self.attempts[place - 1])
+                disruptions.append(
+                    Disruption(
+                        attempt=attempt,
+                        failed_ns=period.gap_ns,
+                        begun_ns=period.frame.begin_ns,
+                        first_step_ns=steps.starts[0] if len(steps) else None,
+                        resumed_step=resume.step,
+                        known_by=resume.known_by,
+                        lost_steps=max(reached - resume.step, 0) if resume.step is not None else 0,
+                        planned=all(life.ended_ns is not None and life.orderly for life in before),
+                        world_size_before=periods[place - 1].life.world_size,
+                        world_size=period.life.world_size,
+                    )
+                )
+            if len(steps):
+                reached = period.base + steps.numbers[-1] + steps.count_of(len(steps) - 1)
+            elif resume.step is not None:
+                reached = resume.step
+        return disruptions
+
+    def thin(self, time_ns: int) -> None:
+        """Bound the memory: keep less detail of what lies before `time_ns`.
+
+        Sums stay exact. Edges of windows and steps done again that lie before it become approximate, by at most the
+        length of 64 steps or of one chunk of a track; derived `hang` in such a step is then no longer lost with it.
+        """
+        for lives in self._lives.values():
+            for life in lives.values():
+                life.thin(time_ns)
+        for job in self._jobs.values():
+            job.thin(time_ns)
+        self._shape += 1
+
+
+def _resume_of(lives: list[Life], saved: list[tuple[int, int, str]], *, is_first: bool) -> Resume:
+    """Where these lives, of one attempt, took the run up.
+
+    Known, best first, from: the number of their first step, when steps carry numbers of the run; the step of the last
+    checkpoint loaded before it, or that of the save with the same name; the last save before, once steps are made;
+    nothing saved at all.
+
+    Args:
+        lives: of all ranks of the attempt.
+        saved: (time, step as a number of the run, name) of every save in the attempts before.
+        is_first: no attempt came before.
+    """
+    stepped = [life.steps for life in lives if len(life.steps)]
+    loaded = _loaded_step(lives, {name: step for _, step, name in sorted(saved)})
+    if any(life.counts_in_run for life in lives):
+        if stepped:
+            return Resume(0, min(steps.numbers[0] for steps in stepped), "step number")
+        return Resume(0, loaded, "" if loaded is None else "load")
+    if loaded is not None:
+        return Resume(loaded, loaded, "load")
+    if is_first or not stepped:
+        return Resume(0, None, "")
+    step = max(saved)[1] if saved else 0
+    return Resume(step, step, "last save" if saved else "nothing saved")
+
+
+def _loaded_step(lives: list[Life], step_of_name: dict[str, int]) -> int | None:
+    """The step of the last checkpoint that was loaded before the first step and whose step is known."""
+    first_ns = min((life.steps.starts[0] for life in lives if len(life.steps)), default=None)
+    loads = [load for life in lives for load in life.loads.values() if first_ns is None or load.at_ns <= first_ns]
+    known = [
+        (load.at_ns, step_of_name.get(load.name) if load.step is None else load.step)
+        for load in loads
+        if load.step is not None or load.name in step_of_name
+    ]
+    return max(known, key=lambda load: (load[0], load[1] or 0))[1] if known else None
+
+
+def _saves_of(lives: list[Life], base: int) -> list[tuple[int, int, str]]:
+    return [(save.at_ns, save.step + base, save.name) for life in lives for save in life.saves.values()]

@@ -1,0 +1,228 @@
+"""The finished steps of one rank in one attempt, by start time, and what a normal one costs.
+
+The *reference step* for a place is the median of the work in its neighbours: the 32 steps before it or, near the
+beginning, the first 32 after the first. Steps marked as recompiled, and steps that held anything besides work and
+waiting, do not count while there are others. A median of the neighbours follows a run whose steps change; the mean
+of all steps, as the peers have it, does not.
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from trainspan.relay.goodput.facts import Step
+from trainspan.relay.goodput.states import IN_STEP, PRODUCTIVE
+from trainspan.relay.goodput.track import Track
+
+NEIGHBOURS = 32
+
+
+class Lost(NamedTuple):
+    """A stretch of steps that were done again."""
+
+    start_ns: int
+    end_ns: int
+    steps: int
+
+
+class Steps:
+    """Arrays of equal length, sorted by (start, number). A place may hold several steps told as one (`count_of`)."""
+
+    __slots__ = ("_counts", "_runs", "_thinned", "ends", "marks", "numbers", "starts", "tangled")
+
+    def __init__(self) -> None:
+        self.numbers = array("q")
+        self.starts = array("q")
+        self.ends = array("q")
+        self.marks: set[int] = set()
+        self.tangled = False
+        self._counts: dict[int, int] = {}
+        self._runs: list[int] | None = []
+        self._thinned = 0
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def end_ns(self) -> int:
+        """When the last step ended; there must be one."""
+        return max(self.ends) if self.tangled else self.ends[-1]
+
+    def count_of(self, place: int) -> int:
+        """How many steps are told at `place`."""
+        return self._counts.get(self.starts[place], 1) if self._counts else 1
+
+    def count(self, first: int, end: int) -> int:
+        """How many steps are told at the places [first, end)."""
+        if not self._counts:
+            return end - first
+        return sum(map(self.count_of, range(first, end)))
+
+    def add(self, step: Step) -> None:
+        """Take a finished step in; the same step again changes nothing."""
+        place = len(self.starts)
+        if place and step.start_ns <= self.starts[-1]:
+            place = self._place_of(step)
+        if place < len(self) and (self.starts[place], self.numbers[place]) == (step.start_ns, step.number):
+            self.ends[place] = max(self.ends[place], step.end_ns)
+        else:
+            self._insert(place, step.number, step.start_ns, step.end_ns)
+        if step.recompiled:
+            self.marks.add(step.start_ns)
+        if step.steps > 1:
+            self._counts[step.start_ns] = max(self._counts.get(step.start_ns, 1), step.steps)
+        self.tangled |= self._is_tangled(place)
+
+    def _place_of(self, step: Step) -> int:
+        place = bisect_left(self.starts, step.start_ns)
+        while place < len(self) and (self.starts[place], self.numbers[place]) < (step.start_ns, step.number):
+            place += 1
+        return place
+
+    def _insert(self, place: int, number: int, start_ns: int, end_ns: int) -> None:
+        if place < len(self):
+            self._runs = None
+        elif self._runs is not None and place and number <= self.numbers[-1]:
+            self._runs.append(place)
+        self.numbers.insert(place, number)
+        self.starts.insert(place, start_ns)
+        self.ends.insert(place, end_ns)
+
+    def _is_tangled(self, place: int) -> bool:
+        follows = place == 0 or self.ends[place - 1] <= self.starts[place]
+        return not (follows and (place + 1 == len(self) or self.ends[place] <= self.starts[place + 1]))
+
+    def cut(self, time_ns: int) -> None:
+        """Forget the steps that end after `time_ns`."""
+        place = 0 if self.tangled else bisect_right(self.ends, time_ns)
+        for start_ns in self.starts[place:]:
+            self.marks.discard(start_ns)
+            self._counts.pop(start_ns, None)
+        for column in (self.numbers, self.starts, self.ends):
+            del column[place:]
+        self._runs = None
+
+    @property
+    def runs(self) -> list[int]:
+        """Places, after the first, where the number does not grow: the loop went back without a new process."""
+        if self._runs is None:
+            numbers = self.numbers
+            self._runs = [place for place in range(1, len(numbers)) if numbers[place] <= numbers[place - 1]]
+        return self._runs
+
+    def places(self, cut: int | None) -> list[tuple[int, int]]:
+        """Ranges of places [first, end) whose steps are lost when the run went on from step `cut`, in order."""
+        ranges = []
+        bounds = [0, *self.runs, len(self)]
+        for first, end in zip(reversed(bounds[:-1]), reversed(bounds[1:]), strict=True):
+            if first == end:
+                continue
+            if cut is not None:
+                place = bisect_left(self.numbers, cut, first, end)
+                if place > first and self.numbers[place - 1] + self.count_of(place - 1) > cut:
+                    place -= 1
+                if place < end:
+                    ranges.append((place, end))
+            cut = self.numbers[first] if cut is None else min(cut, self.numbers[first])
+        return ranges[::-1]
+
+    def lost(self, cut: int | None) -> list[Lost]:
+        """The stretches lost when the run went on from step `cut`; None: it has not gone on."""
+        return [self._lost(first, end, cut) for first, end in self.places(cut)]
+
+    def _lost(self, first: int, end: int, cut: int | None) -> Lost:
+        start_ns, count = self.starts[first], self.count(first, end)
+        kept = 0 if cut is None else min(max(cut - self.numbers[first], 0), self.count_of(first))
+        # Of several steps told as one, those before the cut are kept: each is taken to have lasted as long.
+        start_ns += (self.ends[first] - start_ns) * kept // self.count_of(first)
+        return Lost(start_ns, max(self.ends[first:end]), count - kept)
+
+    def kept_and_lost(self, cut: int | None, start_ns: int, end_ns: int) -> tuple[int, int]:
+        """How many steps that ended in (start_ns, end_ns] were kept and lost when the run went on from step `cut`."""
+        first, end = bisect_right(self.ends, start_ns), bisect_right(self.ends, end_ns)
+        lost = sum(
+            self.count(max(first, begin), min(end, finish))
+            for begin, finish in self.places(cut)
+            if max(first, begin) < min(end, finish)
+        )
+        return self.count(first, max(first, end)) - lost, lost
+
+    def last_kept(self, cut: int | None, until_ns: int) -> int | None:
+        """Number of the last step that ended by `until_ns` and was kept when the run went on from step `cut`."""
+        place = bisect_right(self.ends, until_ns) - 1
+        for first, end in reversed(self.places(cut)):
+            if first <= place < end:
+                place = first - 1
+        return None if place < 0 else self.numbers[place] + self.count_of(place) - 1
+
+    def durations_ns(self, start_ns: int, end_ns: int) -> Iterator[int]:
+        """Durations of the steps that ended in (start_ns, end_ns], the newest first; of several told as one, each."""
+        first, end = bisect_right(self.ends, start_ns), bisect_right(self.ends, end_ns)
+        for place in range(end - 1, first - 1, -1):
+            count = self.count_of(place)
+            yield from [(self.ends[place] - self.starts[place]) // count] * count
+
+    def window(self, place: int) -> tuple[int, int]:
+        """The neighbours [first, end) that the reference step at `place` is taken from."""
+        if place > NEIGHBOURS:
+            return place - NEIGHBOURS, place
+        return min(1, len(self) - 1), min(len(self), NEIGHBOURS + 1)
+
+    def reference_ns(self, track: Track, window: tuple[int, int]) -> int:
+        """Work in a normal step among these neighbours; 0 when there are none."""
+        works = _works(self, track, *window)
+        usual = [work_ns for place, work_ns, is_clean in works if is_clean and self.starts[place] not in self.marks]
+        return _median_low(usual or [work_ns for _, work_ns, _ in works])
+
+    def thin(self, time_ns: int, group: int) -> int:
+        """Tell every `group` neighbouring steps as one, among those that end before `time_ns`; how many places go."""
+        first = max(self._thinned, NEIGHBOURS + 1)
+        end = bisect_right(self.ends, time_ns) - NEIGHBOURS
+        end -= (end - first) % group
+        if self.tangled or first >= end:
+            return 0
+        kept: list[int] = []
+        for place in range(first, end, group):
+            kept += [place] if self._merge(place, place + group) else range(place, place + group)
+        for column in (self.numbers, self.starts, self.ends):
+            column[first:end] = array("q", [column[place] for place in kept])
+        self._thinned, self._runs = first + len(kept), None
+        return end - first - len(kept)
+
+    def _merge(self, first: int, end: int) -> bool:
+        """Make the step at `first` stand for those at [first, end), if they follow each other in number and time."""
+        last, count = end - 1, end - first
+        unbroken = all(self.ends[place] == self.starts[place + 1] for place in range(first, last))
+        plain = not any(start_ns in self.marks or start_ns in self._counts for start_ns in self.starts[first:end])
+        if not (unbroken and plain and self.numbers[last] - self.numbers[first] == last - first):
+            return False
+        self._counts[self.starts[first]] = count
+        self.ends[first] = self.ends[last]
+        return True
+
+
+def _works(steps: Steps, track: Track, first: int, end: int) -> list[tuple[int, int, bool]]:
+    """(place, work in ns for one step, held nothing but work and waiting) of the steps at [first, end)."""
+    if first >= end:
+        return []
+    segments = list(track.segments(steps.starts[first], max(steps.ends[first:end])))
+    works, begin = [], 0
+    for place in range(first, end):
+        start_ns, end_ns = steps.starts[place], steps.ends[place]
+        while begin < len(segments) and segments[begin][1] <= start_ns:
+            begin += 1
+        work_ns, is_clean, at = 0, True, begin
+        while at < len(segments) and segments[at][0] < end_ns:
+            code = segments[at][2]
+            if code == PRODUCTIVE:
+                work_ns += min(segments[at][1], end_ns) - max(segments[at][0], start_ns)
+            is_clean = is_clean and code in IN_STEP
+            at += 1
+        works.append((place, work_ns // steps.count_of(place), is_clean))
+    return works
+
+
+def _median_low(values: Iterable[int]) -> int:
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2] if ordered else 0

@@ -1,0 +1,143 @@
+"""A rank that dies tells, through its recording, what it was doing; and a collector that fails hurts nobody."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.relayed import (
+    by_trace,
+    command_line,
+    latest_numbers,
+    run_folder,
+    spans_of,
+    train,
+    wait_for_relay,
+)
+from trainspan.relay.otlp.replay import replay
+from trainspan.testing.otlp_sink import Fault, OtlpSink
+
+STEP = 6
+EXIT_CODE = 7
+LINGER_AT_EXIT_S = 3
+
+
+@pytest.mark.parametrize("phase", ["data_wait", "forward", "backward", "optimizer"])
+def test_the_phase_a_rank_was_killed_in_is_an_error_span(tmp_path: Path, phase: str) -> None:
+    """SIGKILL leaves no handler to run: what is known must have been recorded before."""
+    with OtlpSink() as sink:
+        ended = train("mortal.py", phase, "kill", str(STEP), state=tmp_path, **sink.environ)
+        wait_for_relay(tmp_path)
+
+    trace = next(t for t in by_trace(spans_of(sink)).values() if t[0].attributes.get("training.step") == STEP)
+    failed = {span.name: span for span in trace if span.error}
+    assert ended.exit_code == -9
+    assert set(failed) == {"training.rank_step", f"training.{phase}"}
+    assert failed["training.rank_step"].error == f"process ended in {phase} of step {STEP}"
+    assert failed["training.rank_step"].attributes["training.end.reason"] == "died"
+    assert max(trace, key=lambda span: span.end_ns).end_ns == failed[f"training.{phase}"].end_ns
+    assert latest_numbers(sink, "training.steps") == {(0,): STEP}
+    (died,) = sink.logs()
+    assert died.item.event_name == "training.died"
+    assert died.item.body.string_value == f"process ended in {phase} of step {STEP}"
+
+
+def test_torchrun_tells_the_signal_and_the_first_to_die_is_the_cause(tmp_path: Path) -> None:
+    """Of two ranks that end, one was killed and the other only followed: the attempt must name the first."""
+    with OtlpSink() as sink:
+        ended = train("killed_ddp.py", state=tmp_path, ranks=2, **sink.environ)
+        wait_for_relay(tmp_path)
+
+    spans = spans_of(sink)
+    (attempt,) = (span for span in spans if span.name == "training.attempt")
+    processes = {span.attributes["training.rank"]: span for span in spans if span.name == "training.process"}
+    assert ended.exit_code == 1
+    assert attempt.error == "rank 1: process ended by SIGKILL"
+    assert processes[1].error == "process ended by SIGKILL in backward of step 3"
+    assert processes[0].error is not None
+    assert processes[0].error.endswith("in backward of step 3")
+
+
+def test_an_uncaught_exception_is_told_without_its_message(tmp_path: Path) -> None:
+    """A message can hold data; the type and the place do not."""
+    with OtlpSink() as sink:
+        ended = train("mortal.py", "forward", "raise", str(STEP), state=tmp_path, **sink.environ)
+        wait_for_relay(tmp_path)
+
+    trace = next(t for t in by_trace(spans_of(sink)).values() if t[0].attributes.get("training.step") == STEP)
+    exported = b"".join(received.request.SerializeToString() for received in sink.received())
+    (record,) = sink.logs()
+    assert ended.exit_code == 1
+    assert "ValueError: canary-secret-4711" in ended.stderr
+    assert {span.name for span in trace if span.error} == {"training.rank_step", "training.forward"}
+    assert record.item.event_name == "training.exception"
+    assert b"ValueError" in exported
+    assert b"mortal.py" in exported
+    assert b"canary-secret" not in exported
+
+
+@pytest.fixture(scope="module")
+def exit_without_s(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """How long the same script takes to exit when it is not recorded: torch's own end takes a while."""
+    ended = train("mortal.py", "none", "nothing", "0", state=tmp_path_factory.mktemp("off"), TRAINSPAN_ENABLED="0")
+    return ended.at_s - float(ended.lines[0]["done_s"])
+
+
+@contextmanager
+def _refusing() -> Iterator[dict[str, str]]:
+    """An address where nobody listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{held.getsockname()[1]}"}
+
+
+@contextmanager
+def _failing(fault: Fault) -> Iterator[dict[str, str]]:
+    with OtlpSink() as sink:
+        sink.fault = fault
+        yield sink.environ
+
+
+FAULTS = {"refused": _refusing, "silent": lambda: _failing(Fault.SILENT), "503": lambda: _failing(Fault.REFUSE)}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("relay", ["process", "thread"])
+def test_a_failing_collector_delays_no_step_and_no_exit_and_loses_nothing(
+    tmp_path: Path, fault: str, relay: str, exit_without_s: float
+) -> None:
+    """Telemetry that hangs the job is the first thing its users fear."""
+    with FAULTS[fault]() as environ:
+        ended = train("mortal.py", "none", "nothing", "0", state=tmp_path, TRAINSPAN_RELAY=relay, **environ)
+        wait_for_relay(tmp_path)
+
+    (said,) = ended.lines
+    assert ended.exit_code == EXIT_CODE
+    assert ended.stderr == ""
+    assert said["slowest_s"] < 1
+    assert ended.at_s - said["done_s"] < exit_without_s + LINGER_AT_EXIT_S
+    with OtlpSink() as sink:
+        report = replay(run_folder(tmp_path), sink.environ, 10, lambda _: None)
+        again = replay(run_folder(tmp_path), sink.environ, 10, lambda _: None)
+        assert report.complete
+        assert sum(span.name == "training.rank_step" for span in spans_of(sink)) == 6
+        assert latest_numbers(sink, "training.steps") == {(0,): 12}
+        received = len(sink.received())
+        assert again.complete
+        assert len(sink.received()) == received
+
+
+def test_without_a_relay_the_recording_is_delivered_later(tmp_path: Path) -> None:
+    """An air-gapped cluster has no endpoint while it trains."""
+    ended = train("mortal.py", "none", "nothing", "0", state=tmp_path, TRAINSPAN_RELAY="off")
+
+    with OtlpSink() as sink:
+        first = command_line("replay", "--json", TRAINSPAN_DIR=str(tmp_path), **sink.environ)
+        second = command_line("replay", "--json", TRAINSPAN_DIR=str(tmp_path), **sink.environ)
+
+        assert ended.exit_code == EXIT_CODE
+        assert first == 0
+        assert second == 0
+        assert sum(span.name == "training.rank_step" for span in spans_of(sink)) == 6

@@ -1,0 +1,121 @@
+"""Encrypted endpoints, with and without client certificates, over both protocols."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanContext, TraceFlags
+
+from trainspan.errors import SettingError
+from trainspan.relay.otlp.destinations import destination
+from trainspan.relay.otlp.exporters import build
+from trainspan.relay.otlp.outlet import Outlet
+from trainspan.relay.otlp.resource import HashedResource
+from trainspan.testing.otlp_sink import OtlpSink, Protocol, Tls
+
+NEW_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+PROTOCOLS: tuple[Protocol, ...] = ("http/protobuf", "grpc")
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("openssl") is None,
+    reason="openssl makes the certificates; would have shown that TLS and client certificates work over both protocols",
+)
+
+
+@pytest.fixture(autouse=True)
+def _bundle_of_the_host(pem: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many hosts name a bundle of their own, which must not count for an endpoint with a certificate of its own."""
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(pem / "other.pem"))
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a CA, and a server's and a client's certificate of it."""
+    folder = tmp_path_factory.mktemp("pem")
+    for name in ("ca", "other"):
+        _openssl(folder, f"req -x509 {NEW_KEY} -days 2 -subj /CN={name} -keyout {name}.key -out {name}.pem")
+    (folder / "san").write_text("subjectAltName=IP:127.0.0.1")
+    for name in ("server", "client"):
+        _openssl(folder, f"req {NEW_KEY} -subj /CN={name} -keyout {name}.key -out {name}.csr")
+        signing = f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile san"
+        _openssl(folder, f"{signing} -out {name}.pem")
+    return folder
+
+
+def _openssl(folder: Path, arguments: str) -> None:
+    subprocess.run(["openssl", *arguments.split()], cwd=folder, check=True, capture_output=True)
+
+
+def deliver(folder: Path, environ: dict[str, str], timeout_s: float) -> bool:
+    """Whether a span arrived."""
+    outlet = Outlet(folder, 0, environ, 1 << 20, print)
+    outlet.put_spans(
+        [
+            ReadableSpan(
+                "secret", SpanContext(1, 1, False, TraceFlags(1)), resource=HashedResource({"service.name": "t"})
+            )
+        ]
+    )
+    return outlet.close(timeout_s)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_server_with_a_certificate_of_its_own_ca(protocol: Protocol, pem: Path, tmp_path: Path) -> None:
+    """Clusters have their own CA, and `OTEL_EXPORTER_OTLP_CERTIFICATE` names it."""
+    with OtlpSink(protocol, Tls(pem / "server.pem", pem / "server.key")) as sink:
+        environ = {**sink.environ, "OTEL_EXPORTER_OTLP_CERTIFICATE": str(pem / "ca.pem")}
+
+        delivered = deliver(tmp_path, environ, timeout_s=20)
+
+    assert delivered
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_server_of_an_unknown_ca_gets_nothing(protocol: Protocol, pem: Path, tmp_path: Path) -> None:
+    """Whoever answers at that address is not who the user meant."""
+    with OtlpSink(protocol, Tls(pem / "server.pem", pem / "server.key")) as sink:
+        delivered = deliver(tmp_path, {**sink.environ, "OTEL_EXPORTER_OTLP_TIMEOUT": "0.4"}, timeout_s=0.5)
+
+        attempts = sink.attempts
+    assert not delivered
+    assert attempts == 0
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_client_shows_its_certificate(protocol: Protocol, pem: Path, tmp_path: Path) -> None:
+    """The SDK's own grpc set-up leaves it out unless the server's CA is given for the same signal."""
+    with OtlpSink(protocol, Tls(pem / "server.pem", pem / "server.key", client_ca=pem / "ca.pem")) as sink:
+        environ = {
+            **sink.environ,
+            "OTEL_EXPORTER_OTLP_CERTIFICATE": str(pem / "ca.pem"),
+            "OTEL_EXPORTER_OTLP_CLIENT_KEY": str(pem / "client.key"),
+            "OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE": str(pem / "client.pem"),
+        }
+
+        delivered = deliver(tmp_path, environ, timeout_s=20)
+
+    assert delivered
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ({"CLIENT_KEY": "client.key"}, "without a client certificate"),
+        ({"CLIENT_KEY": "server.key", "CLIENT_CERTIFICATE": "client.pem"}, "KEY_VALUES_MISMATCH"),
+        ({"CERTIFICATE": "san"}, "NO_CERTIFICATE"),
+    ],
+)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_files_that_make_no_client_are_said_at_the_start(
+    protocol: Protocol, names: dict[str, str], reason: str, pem: Path
+) -> None:
+    """gRPC aborts the process over the first of these, which in thread mode is the training process."""
+    files = {f"OTEL_EXPORTER_OTLP_{name}": str(pem / file) for name, file in names.items()}
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "https://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL": protocol, **files}
+
+    with pytest.raises(SettingError) as caught:
+        build(destination("traces", environ))
+
+    assert reason in str(caught.value)

@@ -1,0 +1,262 @@
+"""What the marker writes is what the reader gives, whatever the two do in between."""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from tests.unit.recordings import CAPACITY, FIRST_WORD, opened, pairs_of, record_into, step_word, stores_of_steps
+from trainspan.names import Phase
+from trainspan.recording import layout
+from trainspan.recording.reader import Look, RecordingReader
+
+HOLDERS = (Phase.OTHER, Phase.OPTIMIZER)
+LEAVES = tuple(phase for phase in Phase if phase not in HOLDERS)
+
+
+class Follower:
+    """A reader, and where by the rules of the format it stands."""
+
+    def __init__(self, path: Path, capacity: int):
+        self.reader = opened(path)
+        self.capacity = capacity
+        self.passed = 0  # marks given or lost
+        self.seen = 0  # marks that were there at its last look
+
+    def check(self, written: list[tuple[int, int]], *, final: bool) -> None:
+        """Look, and compare with what must come: all that the last look saw and that is not overwritten."""
+        until = len(written) if final else self.seen
+        lost = max(0, len(written) - self.capacity + 1 - self.passed)
+        expected = written[self.passed + lost : until]
+        self.passed += lost + len(expected)
+        self.seen = len(written)
+
+        look = self.reader.look(final=final)
+
+        assert pairs_of(look) == expected
+        assert (look.lost, look.pending, self.reader.errors) == (lost, self.seen - self.passed, 0)
+
+
+class RingMachine(RuleBasedStateMachine):
+    """One rank that marks, and readers that come at any time and look at any time."""
+
+    @initialize(capacity=st.sampled_from([CAPACITY, 2 * CAPACITY, 8 * CAPACITY]))
+    def begin(self, capacity: int) -> None:
+        """Open a recording, with a reader that is there from the start."""
+        self.directory = tempfile.TemporaryDirectory()
+        self.writer, self.marker = record_into(Path(self.directory.name), capacity)
+        self.capacity = capacity
+        self.written: list[tuple[int, int]] = []
+        self.followers = [Follower(self.writer.path, capacity)]
+        self.phase = 0
+        self.steps = 0
+
+    def note(self, word: int) -> None:
+        """Note the mark just written: its time is read back, its word is what the layout says it must be."""
+        position = FIRST_WORD + 2 * (len(self.written) % self.capacity)
+        self.written.append((self.writer.words[position], word))
+
+    @precondition(lambda self: self.phase == Phase.OTHER)
+    @rule()
+    def enter_optimizer(self) -> None:
+        """Stay in the optimizer: phases inside it return to it."""
+        assert self.marker.enter(Phase.OPTIMIZER) == Phase.OTHER
+        self.phase = Phase.OPTIMIZER
+        self.note(layout.ENTER | Phase.OPTIMIZER)
+
+    @precondition(lambda self: self.phase == Phase.OPTIMIZER)
+    @rule(failed=st.booleans())
+    def leave_optimizer(self, failed: bool) -> None:
+        """Return from the optimizer, by an exception or not."""
+        (self.marker.abort if failed else self.marker.resume)(Phase.OTHER)
+        self.phase = Phase.OTHER
+        self.note((layout.ABORT if failed else layout.RESUME) | Phase.OTHER)
+
+    @rule(phase=st.sampled_from(LEAVES), failed=st.booleans(), times=st.integers(1, 2000))
+    def pass_through(self, phase: Phase, failed: bool, times: int) -> None:
+        """Enter and leave a phase that holds no other, many times."""
+        leave, kind = (self.marker.abort, layout.ABORT) if failed else (self.marker.resume, layout.RESUME)
+        for _ in range(times):
+            assert self.marker.enter(phase) == self.phase
+            self.note(layout.ENTER | phase)
+            leave(self.phase)
+            self.note(kind | self.phase)
+
+    @rule(times=st.one_of(st.integers(1, 3), st.integers(1020, 1030), st.integers(1, 20_000)))
+    def step(self, times: int) -> None:
+        """End many steps: the ring goes round, and round again."""
+        for _ in range(times):
+            self.marker.step(self.phase)
+            self.note(self.steps << layout.OPERAND_SHIFT | layout.STEP | self.phase)
+            self.steps += 1
+
+    @precondition(lambda self: len(self.followers) < 3)
+    @rule()
+    def come_late(self) -> None:
+        """Another reader comes, and reads from the oldest mark that is left."""
+        self.followers.append(Follower(self.writer.path, self.capacity))
+
+    @rule(which=st.integers(0, 2))
+    def look(self, which: int) -> None:
+        """One of the readers looks."""
+        self.followers[which % len(self.followers)].check(self.written, final=False)
+
+    def teardown(self) -> None:
+        """The writer ends; each reader takes what is left, and then there is no more."""
+        if not hasattr(self, "writer"):
+            return
+        self.writer.close(1)
+        for follower in self.followers:
+            follower.check(self.written, final=True)
+            follower.check(self.written, final=True)
+            follower.reader.close()
+        self.directory.cleanup()
+
+
+TestRing = RingMachine.TestCase
+TestRing.settings = settings(max_examples=60, stateful_step_count=25)
+
+
+class InterruptedReader(RecordingReader):
+    """A reader that the writer runs past while it reads."""
+
+    between: Callable[[], None]
+
+    @classmethod
+    def of(cls, path: Path, between: Callable[[], None]) -> "InterruptedReader":
+        """A reader of the recording at `path`; `between()` is called before each of its reads."""
+        reader = cls.__new__(cls)
+        reader.__dict__.update(opened(path).__dict__)
+        reader.between = between
+        return reader
+
+    def _pread(self, offset: int, size: int) -> bytes:
+        self.between()
+        return super()._pread(offset, size)
+
+
+def numbers_of(look: Look) -> list[int]:
+    """The step numbers that the marks of a look hold."""
+    return [word >> layout.OPERAND_SHIFT for word in look.marks[1::2]]
+
+
+# Two stores a mark: pauses cluster where a lap ends, in front of the reader or behind it.
+LAP_STORES = 2 * CAPACITY
+NEAR_A_LAP = st.builds(lambda laps, off: max(0, laps * LAP_STORES + off), st.integers(0, 3), st.integers(-5, 5))
+PAUSES = st.one_of(st.integers(0, 5), NEAR_A_LAP, st.integers(0, 3 * LAP_STORES))
+
+
+@settings(max_examples=150)
+@given(before_looks=st.lists(PAUSES, min_size=1, max_size=8), before_reads=st.lists(PAUSES | st.just(0), max_size=25))
+def test_writer_that_runs_past_a_look_is_counted(before_looks: list[int], before_reads: list[int]) -> None:
+    """A look takes time, and the writer does not wait: a mark of a later lap must not pass for one of an earlier."""
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as ended:
+        writer, _marker = record_into(Path(directory))
+        ended.callback(writer.close, 1)
+        stores = stores_of_steps(writer.words, CAPACITY)
+        progress = [0]
+
+        def store(count: int) -> None:
+            for _ in range(count):
+                progress[0] = next(stores)
+
+        pauses = iter(before_reads)
+        reader = InterruptedReader.of(writer.path, lambda: store(next(pauses, 0)))
+        passed = 0
+        for count in before_looks:
+            store(count)
+            look = reader.look()
+            assert numbers_of(look) == list(range(passed + look.lost, passed + look.lost + len(look.marks) // 2))
+            passed += look.lost + len(look.marks) // 2
+        pauses = iter(())
+        look = reader.look(final=True)
+
+        assert numbers_of(look) == list(range(passed + look.lost, progress[0]))
+        assert reader.errors == 0
+        reader.close()
+
+
+def test_writer_that_outruns_every_try_is_waited_for(tmp_path: Path) -> None:
+    """A reader that starves on a busy machine must neither guess nor spin: it says nothing, and the next look does."""
+    writer, _marker = record_into(tmp_path)
+    stores = stores_of_steps(writer.words, CAPACITY)
+    hurry = [LAP_STORES]
+    reader = InterruptedReader.of(writer.path, lambda: [next(stores) for _ in range(hurry[0])][:0] or None)
+
+    starved = reader.look()
+    hurry[0] = 0
+    reader.look()
+    rested = reader.look()
+
+    assert (starved.marks, starved.lost) == ([], 0)
+    assert len(rested.marks) // 2 + rested.lost > 0
+    assert reader.errors == 0
+    reader.close()
+    writer.close(1)
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Iterator[tuple[memoryview, RecordingReader, Callable[[int], None]]]:
+    """The words of a recording, a reader of it, and what ends steps in it."""
+    writer, marker = record_into(tmp_path)
+    reader = opened(writer.path)
+    yield writer.words, reader, lambda times: [marker.step(0) for _ in range(times)][:0] and None
+    reader.close()
+    writer.close(1)
+
+
+@pytest.mark.parametrize("before", [0, 1, CAPACITY - 1, CAPACITY, CAPACITY + 7, 3 * CAPACITY - 1])
+def test_half_stored_mark_is_not_given(
+    recording: tuple[memoryview, RecordingReader, Callable[[int], None]], before: int
+) -> None:
+    """A rank killed between the two stores of a mark has not made it: its word with an older time would be a lie."""
+    words, reader, step = recording
+    step(before)
+    words[FIRST_WORD + 2 * (before % CAPACITY) + 1] = layout.ABORT | Phase.BACKWARD
+
+    looks = [reader.look(), reader.look(), reader.look(final=True)]
+
+    given = [number for look in looks for number in numbers_of(look)]
+    lost = sum(look.lost for look in looks)
+    assert lost == max(0, before - CAPACITY + 1)
+    assert given == list(range(lost, before))
+    assert reader.errors == 0
+
+
+def test_mark_is_given_once_it_is_whole(
+    recording: tuple[memoryview, RecordingReader, Callable[[int], None]],
+) -> None:
+    """The time publishes the mark, and the look after the one that saw it may give it."""
+    words, reader, step = recording
+    step(1)
+    words[FIRST_WORD + 3] = step_word(1)
+    reader.look()
+    torn = reader.look()
+
+    words[FIRST_WORD + 2] = words[FIRST_WORD] + 1
+    published = reader.look()
+    settled = reader.look()
+
+    assert [numbers_of(look) for look in (torn, published, settled)] == [[0], [], [1]]
+    assert [look.pending for look in (torn, published, settled)] == [0, 1, 0]
+
+
+def test_what_the_last_look_saw_is_given_and_no_more(
+    recording: tuple[memoryview, RecordingReader, Callable[[int], None]],
+) -> None:
+    """Whatever the processor reorders has long settled by the next look; what came since may not have."""
+    _words, reader, step = recording
+    step(3)
+    first = reader.look()
+    step(4)
+    second = reader.look()
+
+    third = reader.look(final=True)
+
+    assert [numbers_of(look) for look in (first, second, third)] == [[], [0, 1, 2], [3, 4, 5, 6]]
+    assert [look.pending for look in (first, second, third)] == [3, 4, 0]

@@ -1,0 +1,149 @@
+"""The trace of an attempt: one root, its processes and how they ended, and the run while it runs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.trace import StatusCode
+
+from tests.unit.signal_shapes import UNIX_NS, context_of, shown, source_of
+from trainspan.identity import span_id_of, trace_id_of
+from trainspan.names import Phase
+from trainspan.relay.signals.attempts import attempt_span, process_spans, segment_span
+from trainspan.relay.signals.spans import MOST_SPANS
+from trainspan.relay.timeline.records import EndReason, ProcessEnd
+from trainspan.relay.timeline.segments import MOST, Segment
+from trainspan.testing.builders import rank_step
+
+TRACE = trace_id_of("run-1", 0, "attempt")
+ROOT = (TRACE, span_id_of("run-1", 0, "attempt"))
+CLOSED = ProcessEnd(9000, "closed")
+
+
+def test_a_process_that_closed_as_it_goes_on_the_wire() -> None:
+    """The whole payload, once: process, init and the import of torch in it."""
+    spans, cut = process_spans(source_of(0), 1000, 4000, CLOSED, None, (1500, 2500))
+
+    def span(name: str, *what: str, parent: tuple[int, int], times_ns: tuple[int, int]) -> dict[str, object]:
+        return {
+            "name": name,
+            "context": (TRACE, span_id_of("run-1", 0, "attempt", "rank", 0, *what)),
+            "parent": parent,
+            "resource": {"training.rank": 0},
+            "attributes": {"training.rank": 0},
+            "links": [],
+            "status": (StatusCode.UNSET, None),
+            "times_ns": times_ns,
+        }
+
+    process = span("training.process", parent=ROOT, times_ns=(0, 8000))
+    init = span("training.init", "training.init", parent=process["context"], times_ns=(0, 3000))  # type: ignore[arg-type]
+    torch_import = span(
+        "training.init.import",
+        "training.init.import",
+        parent=init["context"],  # type: ignore[arg-type]
+        times_ns=(500, 1500),
+    )
+    process["attributes"] = {"training.rank": 0, "training.end.reason": "closed"}
+    assert [shown(made) for made in spans] == [process, init, torch_import]
+    assert cut == 0
+
+
+@pytest.mark.parametrize(("reason", "cause"), [("died", "SIGKILL"), ("exception", "ValueError")])
+def test_a_process_that_failed_in_a_step_says_where(reason: EndReason, cause: str) -> None:
+    """It is the first thing to read after a crash."""
+    step = rank_step(41, [(Phase.FORWARD, 5), (Phase.BACKWARD, 5)], complete=False)
+
+    process, init = process_spans(source_of(1), 1000, 4000, ProcessEnd(9000, reason, cause), step).spans
+
+    assert process.status.status_code is StatusCode.ERROR
+    assert process.status.description == f"process ended by {cause} in backward of step 41"
+    assert (process.attributes or {})["training.end.reason"] == reason
+    assert init.status.status_code is StatusCode.UNSET
+    assert process.parent is not None
+    assert process.parent.is_remote
+
+
+def test_a_process_that_never_took_a_step_ended_in_init() -> None:
+    """Most failed jobs fail there."""
+    _process, init = process_spans(source_of(0), 1000, 9000, ProcessEnd(9000, "died", "SIGKILL"), None).spans
+
+    assert shown(init)["times_ns"] == (0, 8000)
+    assert init.status.description == "process ended by SIGKILL in init"
+
+
+def test_a_process_that_closed_without_a_step_has_no_error() -> None:
+    """A script that only prepares data is no failure."""
+    process, init = process_spans(source_of(0), 1000, 9000, CLOSED, None).spans
+
+    assert process.status.status_code is init.status.status_code is StatusCode.UNSET
+
+
+def test_an_init_that_lost_marks_hide_has_no_span() -> None:
+    """Its end would be made up."""
+    spans, cut = process_spans(source_of(0), 1000, None, ProcessEnd(9000, "died"), None, (1500, 2500))
+
+    assert [span.name for span in spans] == ["training.process"]
+    assert spans[0].status.description == "process ended"
+    assert cut == 0
+
+
+def test_the_root_ends_with_the_first_failure_and_links_to_the_attempt_before() -> None:
+    """When one rank dies, its peers follow; the first one is the reason."""
+    again = source_of(0, attempt=2)
+    ends = [(source_of(0), ProcessEnd(9000, "exception", "DistError")), (source_of(1), ProcessEnd(8000, "died"))]
+
+    root = attempt_span(again, UNIX_NS - 5, ends)
+
+    assert shown(root) == {
+        "name": "training.attempt",
+        "context": (trace_id_of("run-1", 2, "attempt"), span_id_of("run-1", 2, "attempt")),
+        "parent": None,
+        "resource": {"training.rank": 0},
+        "attributes": {"training.end.reason": "died"},
+        "links": [(trace_id_of("run-1", 1, "attempt"), span_id_of("run-1", 1, "attempt"))],
+        "status": (StatusCode.ERROR, "rank 1: process ended"),
+        "times_ns": (-5, 8000),
+    }
+
+
+def test_the_first_attempt_has_no_link_and_no_error_when_all_closed() -> None:
+    """There is nothing before it."""
+    root = attempt_span(source_of(0), UNIX_NS, [(source_of(0), CLOSED), (source_of(1), CLOSED)])
+
+    assert list(root.links) == []
+    assert root.status.status_code is StatusCode.UNSET
+    assert (root.attributes or {})["training.end.reason"] == "closed"
+
+
+def test_a_segment_carries_its_steps_below_the_process() -> None:
+    """Jaeger shows progress of a run that has not ended."""
+    span = segment_span(source_of(0), Segment(3, 1000, 2000, first_step=10, last_step=19))
+    idle = segment_span(source_of(0), Segment(4, 2000, 3000, None, None))
+
+    assert shown(span) == {
+        "name": "training.segment",
+        "context": (TRACE, span_id_of("run-1", 0, "attempt", "rank", 0, "training.segment", 3)),
+        "parent": (TRACE, span_id_of("run-1", 0, "attempt", "rank", 0)),
+        "resource": {"training.rank": 0},
+        "attributes": {"training.rank": 0, "training.step.first": 10, "training.step.last": 19},
+        "links": [],
+        "status": (StatusCode.UNSET, None),
+        "times_ns": (0, 1000),
+    }
+    assert dict(idle.attributes or {}) == {"training.rank": 0}
+    assert context_of(idle.context) != context_of(span.context)
+
+
+@given(st.integers(1, 50_000))
+def test_the_attempts_trace_is_bounded_at_any_world_size(world_size: int) -> None:
+    """Root, all segments, and what the ranks may have, counted together."""
+
+    def spans_of(rank: int) -> int:
+        spans, cut = process_spans(source_of(rank, world_size), 1000, 4000, CLOSED, None, (1500, 2500))
+        assert len(spans) + cut == 3
+        return len(spans)
+
+    every = next((rank for rank in range(1, world_size) if spans_of(rank)), 1)
+
+    assert spans_of(0) >= 1
+    assert 1 + MOST + -(-world_size // every) * spans_of(0) <= MOST_SPANS

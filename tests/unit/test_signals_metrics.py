@@ -1,0 +1,303 @@
+"""The relay's aggregates become OTLP metrics: standard names, cumulative, few series, nothing undeclared."""
+
+import json
+from bisect import bisect_left
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.sdk.metrics.export import ExponentialHistogramDataPoint, HistogramDataPoint, Metric
+from opentelemetry.sdk.resources import Resource
+
+from trainspan import names
+from trainspan.names import Phase
+from trainspan.relay.goodput.account import Account
+from trainspan.relay.signals.aggregates import (
+    BOUNDS_S,
+    MOST_EXPONENTIAL_BUCKETS,
+    ExplicitAggregate,
+    ExponentialAggregate,
+    StepAggregates,
+)
+from trainspan.relay.signals.contexts import SCOPE
+from trainspan.relay.signals.metrics import (
+    Health,
+    NodeReading,
+    RankReading,
+    has_own_histograms,
+    histogram_kind_from,
+    metrics_of,
+    node_metrics,
+    rank_metrics,
+)
+from trainspan.relay.timeline.records import phase_times_of
+from trainspan.testing.builders import rank_step
+
+MS = 1_000_000
+S = 1_000 * MS
+START, NOW = 1_700_000_000 * S, 1_700_000_060 * S
+VARIABLE = "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION"
+KINDS = "explicit_bucket_histogram or base2_exponential_bucket_histogram"
+
+HEALTH = Health(
+    marks=1200,
+    marks_lost=3,
+    events_dropped=1,
+    recording_errors=2,
+    spans_dropped=5,
+    lag_s=0.25,
+    cpu_s=1.5,
+    exports={"traces": 7, "metrics": 2},
+    export_failures={"traces": 1},
+    spool_bytes={"traces": 4096},
+    spool_dropped={"logs": 1},
+)
+
+
+def reading_of(*, aggregates: StepAggregates | None, now_ns: int | None = 10 * S) -> RankReading:
+    """A rank that began at 1 s, took two steps until 1.6 s, and is looked at at 10 s."""
+    account = Account(1 * S)
+    account.start(1 * S + 100 * MS)
+    steps = [
+        rank_step(n, [(Phase.DATA_WAIT, 50 * MS), (Phase.FORWARD, 200 * MS)], start_ns=1 * S + (100 + 250 * n) * MS)
+        for n in range(2)
+    ]
+    for step in steps:
+        account.charge(step, phase_times_of(step))
+        if aggregates is not None:
+            aggregates.fold(step, phase_times_of(step))
+    return RankReading(Resource({"training.rank": 0}), START, 2, 1, steps[-1].end_ns, account, now_ns, aggregates)
+
+
+def values_of(metric: Metric) -> dict[tuple[str, ...], Any]:
+    """Value by attribute values, for numbers; what else a point says is checked on the way."""
+    values = {}
+    for point in metric.data.data_points:
+        assert (point.start_time_unix_nano, point.time_unix_nano) == (START, NOW)
+        assert not isinstance(point, HistogramDataPoint | ExponentialHistogramDataPoint)
+        values[tuple(str(value) for value in (point.attributes or {}).values())] = point.value
+    return values
+
+
+def test_a_ranks_metrics_as_they_go_on_the_wire() -> None:
+    """The whole payload, once: numbers, units, temporality, attributes."""
+    reading = reading_of(aggregates=StepAggregates(ExplicitAggregate))
+
+    metrics = rank_metrics(reading, NOW)
+
+    def histogram(attributes: dict[str, str], value_s: float) -> dict[str, Any]:
+        counts = [0] * 20
+        counts[bisect_left(BOUNDS_S, value_s)] = 2
+        return {
+            "attributes": attributes,
+            "start_time_unix_nano": START,
+            "time_unix_nano": NOW,
+            "count": 2,
+            "sum": 2 * value_s,
+            "bucket_counts": counts,
+            "explicit_bounds": list(BOUNDS_S),
+            "min": value_s,
+            "max": value_s,
+            "exemplars": [],
+        }
+
+    def number(value: float, **attributes: str) -> dict[str, Any]:
+        return {
+            "attributes": {f"training.{key}": text for key, text in attributes.items()},
+            "start_time_unix_nano": START,
+            "time_unix_nano": NOW,
+            "value": value,
+            "exemplars": [],
+        }
+
+    def metric(declared: names.Metric, **data: Any) -> dict[str, Any]:
+        return {"name": declared.name, "description": declared.description, "unit": declared.unit, "data": data}
+
+    host = {"training.clock": "host"}
+    counted = {"aggregation_temporality": 2, "is_monotonic": True}
+    assert [json.loads(made.to_json()) for made in metrics] == [
+        metric(names.STEP_DURATION, data_points=[histogram({}, 0.25)], aggregation_temporality=2),
+        metric(
+            names.PHASE_DURATION,
+            data_points=[
+                histogram({"training.phase": "forward", **host}, 0.2),
+                histogram({"training.phase": "data_wait", **host}, 0.05),
+            ],
+            aggregation_temporality=2,
+        ),
+        metric(names.STEPS, data_points=[number(2)], **counted),
+        metric(
+            names.TIME,
+            data_points=[
+                number(0.1, state="init"),
+                number(0.4, state="productive"),
+                number(0.1, state="data_wait"),
+            ],
+            **counted,
+        ),
+        metric(names.GOODPUT, data_points=[number(400 / 600)]),
+        metric(names.PROGRESS_STEP, data_points=[number(1)]),
+        metric(names.LAST_STEP_AGE, data_points=[number(8.4)]),
+    ]
+
+
+def test_a_rank_that_has_done_nothing_says_only_that() -> None:
+    """Zero steps is a measurement; a goodput or an age of nothing is not."""
+    reading = RankReading(Resource({}), START, 0, None, None, Account(0), 10 * S, StepAggregates(ExplicitAggregate))
+
+    metrics = rank_metrics(reading, NOW)
+
+    assert [(metric.name, values_of(metric)) for metric in metrics] == [("training.steps", {(): 0})]
+
+
+def test_a_rank_that_has_closed_has_no_age() -> None:
+    """An alert on the age of the last step must not ring for jobs that are done."""
+    metrics = rank_metrics(reading_of(aggregates=None, now_ns=None), NOW)
+
+    assert "training.last_step.age" not in [metric.name for metric in metrics]
+
+
+def test_a_nodes_metrics_are_the_relays_own_health() -> None:
+    """What the relay lost or could not deliver is published, signal by signal."""
+    node = NodeReading(Resource({}), START, HEALTH, None)
+
+    metrics = node_metrics(node, NOW)
+
+    assert {metric.name: values_of(metric) for metric in metrics} == {
+        "trainspan.marks": {(): 1200},
+        "trainspan.marks.lost": {(): 3},
+        "trainspan.events.dropped": {(): 1},
+        "trainspan.recording.errors": {(): 2},
+        "trainspan.relay.lag": {(): 0.25},
+        "trainspan.spans.dropped": {(): 5},
+        "trainspan.exports": {("traces",): 7, ("metrics",): 2},
+        "trainspan.export.failures": {("traces",): 1},
+        "trainspan.spool.size": {("traces",): 4096},
+        "trainspan.spool.dropped": {("logs",): 1},
+        "trainspan.relay.cpu.time": {(): 1.5},
+    }
+
+
+@pytest.mark.parametrize("kind", [ExplicitAggregate, ExponentialAggregate])
+def test_every_declared_metric_is_sent_and_no_other(kind: type[ExplicitAggregate] | type[ExponentialAggregate]) -> None:
+    """The table of names is the contract: with it agree name, unit, description, instrument and attributes."""
+    shared = StepAggregates(kind)
+    rank = reading_of(aggregates=shared)
+
+    sent = metrics_of([rank], NodeReading(Resource({}), START, HEALTH, shared), NOW)
+
+    declared = {metric.name: metric for metric in names.METRICS}
+    metrics = [metric for under in sent.resource_metrics for scope in under.scope_metrics for metric in scope.metrics]
+    assert {metric.name for metric in metrics} == set(declared)
+    for metric in metrics:
+        row = declared[metric.name]
+        assert (metric.unit, metric.description) == (row.unit, row.description)
+        instrument = {"Sum": "counter", "Gauge": "gauge"}.get(type(metric.data).__name__, "histogram")
+        assert instrument == row.instrument
+        assert {tuple(point.attributes or {}) for point in metric.data.data_points} == {row.attributes}
+
+
+def test_ranks_and_node_send_under_their_own_resource() -> None:
+    """What tells ranks apart is in the resource, so it must be the right one."""
+    first, second = reading_of(aggregates=None), reading_of(aggregates=None)._replace(resource=Resource({"r": 1}))
+
+    sent = metrics_of([first, second], NodeReading(Resource({"node": 0}), START, HEALTH, None), NOW)
+
+    assert [dict(under.resource.attributes) for under in sent.resource_metrics] == [
+        {"training.rank": 0},
+        {"r": 1},
+        {"node": 0},
+    ]
+    assert [scope.scope for under in sent.resource_metrics for scope in under.scope_metrics] == [SCOPE] * 3
+
+
+def test_in_a_large_job_the_ranks_of_a_node_share_its_histograms() -> None:
+    """200 series for each of a thousand ranks are more than a Prometheus takes."""
+    shared = StepAggregates(ExplicitAggregate)
+    reading_of(aggregates=shared)
+    reading_of(aggregates=shared)
+
+    rank = rank_metrics(reading_of(aggregates=None), NOW)
+    node = node_metrics(NodeReading(Resource({}), START, HEALTH, shared), NOW)
+
+    assert (has_own_histograms(64), has_own_histograms(65)) == (True, False)
+    assert len(rank) == 5
+    point = next(metric for metric in node if metric.name == "training.step.duration").data.data_points[0]
+    assert isinstance(point, HistogramDataPoint)
+    assert point.count == 4
+
+
+@given(st.lists(st.integers(0, 700 * S), min_size=1))
+def test_an_explicit_histogram_counts_each_value_below_its_bound(values_ns: list[int]) -> None:
+    """A bound belongs to the bucket below it (OTLP); a count on the wrong side moves every quantile."""
+    aggregate = ExplicitAggregate()
+    for value_ns in values_ns:
+        aggregate.add(value_ns)
+
+    point = aggregate.point({}, START, NOW)
+
+    assert isinstance(point, HistogramDataPoint)
+    for place, bound in enumerate(BOUNDS_S):
+        assert sum(point.bucket_counts[: place + 1]) == sum(value_ns <= bound * S for value_ns in values_ns)
+    assert point.count == sum(point.bucket_counts) == len(values_ns)
+    assert (point.min, point.max) == (min(values_ns) / S, max(values_ns) / S)
+    assert point.sum == sum(values_ns) / S
+
+
+@given(st.lists(st.integers(0, 700 * S), min_size=1))
+def test_an_exponential_histogram_counts_each_value_in_its_bucket(values_ns: list[int]) -> None:
+    """The backend computes the bounds from scale and offset: one off, and all times are wrong."""
+    aggregate = ExponentialAggregate()
+    for value_ns in values_ns:
+        aggregate.add(value_ns)
+
+    point = aggregate.point({}, START, NOW)
+
+    assert isinstance(point, ExponentialHistogramDataPoint)
+    counts = point.positive.bucket_counts
+    assert len(counts) <= MOST_EXPONENTIAL_BUCKETS
+    assert point.count == point.zero_count + sum(counts) == len(values_ns)
+    assert point.zero_count == values_ns.count(0)
+    base = 2**2**-point.scale
+    for place in range(len(counts)):
+        upper_s = base ** (point.positive.offset + place + 1)
+        below = sum(value_ns / S <= upper_s * (1 + 1e-9) for value_ns in values_ns)
+        assert point.zero_count + sum(counts[: place + 1]) == below
+
+
+@pytest.mark.parametrize(("buckets", "scale"), [(MOST_EXPONENTIAL_BUCKETS, 6), (MOST_EXPONENTIAL_BUCKETS + 1, 5)])
+def test_an_exponential_histogram_is_coarsened_only_when_it_must_be(buckets: int, scale: int) -> None:
+    """Every halving of the scale doubles the error of a quantile."""
+    aggregate = ExponentialAggregate()
+    for index in (0, buckets - 1):
+        aggregate.add(round(2 ** ((index + 0.5) / 64) * S))
+
+    point = aggregate.point({}, START, NOW)
+
+    assert isinstance(point, ExponentialHistogramDataPoint)
+    assert point.scale == scale
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "says"),
+    [
+        (None, ExplicitAggregate, []),
+        ("", ExplicitAggregate, []),
+        ("explicit_bucket_histogram", ExplicitAggregate, []),
+        ("base2_exponential_bucket_histogram", ExponentialAggregate, []),
+        (
+            "linear",
+            ExplicitAggregate,
+            [
+                f"{VARIABLE}='linear' is not understood: use {KINDS}; going on with the first",
+            ],
+        ),
+    ],
+)
+def test_the_standard_variable_chooses_the_histogram(text: str | None, kind: type, says: list[str]) -> None:
+    """Prometheus' native histograms need the exponential form; a typing error must not change it silently."""
+    chosen, problems = histogram_kind_from({} if text is None else {VARIABLE: text})
+
+    assert chosen is kind
+    assert [str(problem) for problem in problems] == says

@@ -1,0 +1,193 @@
+"""A step becomes a trace that every relay can complete without a message, and that stays within its bound."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import StatusCode
+
+from tests.unit.signal_shapes import context_of, shown, source_of
+from trainspan.identity import span_id_of, trace_id_of
+from trainspan.names import Phase
+from trainspan.relay.signals.spans import MOST_SPANS, RankPart, rank_budget, step_spans
+from trainspan.relay.timeline.records import ProcessEnd, RankStep
+from trainspan.testing.builders import rank_step
+
+
+def part_of(rank: int, step: RankStep, end: ProcessEnd | None = None, world_size: int = 2) -> RankPart:
+    """Rank `rank`'s part of `step`."""
+    return RankPart(source_of(rank, world_size), step, end)
+
+
+def named(spans: list[ReadableSpan], name: str) -> list[ReadableSpan]:
+    """Those of `spans` with this name."""
+    return [span for span in spans if span.name == name]
+
+
+def test_a_step_of_two_ranks_as_it_goes_on_the_wire() -> None:
+    """The whole payload, once: ids, parents, links, times, attributes, resources."""
+    parts = [
+        part_of(0, rank_step(7, [(Phase.FORWARD, 10), (Phase.BACKWARD, 20)], start_ns=1100)),
+        part_of(1, rank_step(7, [(Phase.FORWARD, 12), (Phase.OTHER, 1), (Phase.FORWARD, 5)], start_ns=1090)),
+    ]
+
+    spans, cut = step_spans(parts, "first")
+
+    trace = trace_id_of("run-1", 0, "step", 7)
+    root = (trace, span_id_of("run-1", 0, "step", 7))
+    attempt = (trace_id_of("run-1", 0, "attempt"), span_id_of("run-1", 0, "attempt"))
+    fine = (StatusCode.UNSET, None)
+
+    def of_rank(rank: int, *what: str | int) -> tuple[int, int]:
+        return trace, span_id_of("run-1", 0, "step", 7, "rank", rank, *what)
+
+    def rank_span(rank: int, microbatches: int, times_ns: tuple[int, int]) -> dict[str, Any]:
+        return {
+            "name": "training.rank_step",
+            "context": of_rank(rank),
+            "parent": root,
+            "resource": {"training.rank": rank},
+            "attributes": {
+                "training.rank": rank,
+                "training.step": 7,
+                "training.microbatches": microbatches,
+                "training.sampled.reason": "first",
+            },
+            "links": [attempt],
+            "status": fine,
+            "times_ns": times_ns,
+        }
+
+    def phase_span(rank: int, phase: str, ordinal: int, times_ns: tuple[int, int]) -> dict[str, Any]:
+        return {
+            "name": f"training.{phase}",
+            "context": of_rank(rank, f"training.{phase}", ordinal),
+            "parent": of_rank(rank),
+            "resource": {"training.rank": rank},
+            "attributes": {"training.rank": rank, "training.step": 7, "training.phase": phase},
+            "links": [],
+            "status": fine,
+            "times_ns": times_ns,
+        }
+
+    assert cut == 0
+    assert [shown(span) for span in spans] == [
+        {
+            "name": "training.step",
+            "context": root,
+            "parent": None,
+            "resource": {"training.rank": 0},
+            "attributes": {"training.step": 7, "training.sampled.reason": "first"},
+            "links": [],
+            "status": fine,
+            "times_ns": (90, 130),
+        },
+        rank_span(0, 1, (100, 130)),
+        phase_span(0, "forward", 0, (100, 110)),
+        phase_span(0, "backward", 0, (110, 130)),
+        rank_span(1, 0, (90, 108)),
+        phase_span(1, "forward", 0, (90, 102)),
+        phase_span(1, "other", 0, (102, 103)),
+        phase_span(1, "forward", 1, (103, 108)),
+    ]
+
+
+def test_a_node_without_rank_0_refers_to_a_root_that_another_relay_makes() -> None:
+    """Two roots in one trace would tear it in two; the id is known without a message, and it is remote."""
+    away = step_spans([part_of(9, rank_step(7), world_size=16)], "share").spans
+    home = step_spans([part_of(0, rank_step(7), world_size=16)], "share").spans
+
+    parent = named(away, "training.rank_step")[0].parent
+
+    assert named(away, "training.step") == []
+    assert parent is not None
+    assert parent.is_remote
+    assert context_of(parent) == context_of(named(home, "training.step")[0].context)
+    own_parent = named(home, "training.rank_step")[0].parent
+    assert own_parent is not None
+    assert not own_parent.is_remote
+
+
+def test_the_step_in_which_a_rank_died_is_an_error_in_its_last_phase() -> None:
+    """It is what the relay lives for: the last phase of a rank that could not say goodbye."""
+    step = rank_step(41, [(Phase.FORWARD, 10), (Phase.BACKWARD, 20)], complete=False)
+
+    spans = step_spans([part_of(1, step, ProcessEnd(step.end_ns, "died", "SIGKILL"))], "failed").spans
+
+    rank_span, forward, backward = spans
+    sentence = "process ended by SIGKILL in backward of step 41"
+    assert (rank_span.attributes or {})["training.end.reason"] == "died"
+    assert (rank_span.status.status_code, rank_span.status.description) == (StatusCode.ERROR, sentence)
+    assert (backward.status.status_code, backward.status.description) == (StatusCode.ERROR, sentence)
+    assert forward.status.status_code is StatusCode.UNSET
+
+
+def test_a_phase_left_by_an_exception_is_an_error_and_the_step_goes_on() -> None:
+    """A loop that catches an out-of-memory and retries completes its step."""
+    step = rank_step(3, [(Phase.FORWARD, 10), (Phase.FORWARD, 20)], failed=[0])
+
+    rank_span, failed, retried = step_spans([part_of(1, step)], "failed").spans
+
+    assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, "left by an exception")
+    assert rank_span.status.status_code is retried.status.status_code is StatusCode.UNSET
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(Phase)), st.integers(1, 99)), min_size=1, max_size=20))
+def test_the_phases_of_a_rank_fill_its_step_exactly(phases: list[tuple[Phase, int]]) -> None:
+    """In a waterfall nothing may overlap, and no time be missing; and no two spans share an id."""
+    rank_span, *children = step_spans([part_of(1, rank_step(0, phases))], "first").spans
+
+    at_ns = rank_span.start_time
+    for child in children:
+        assert context_of(child.parent) == context_of(rank_span.context)
+        assert child.start_time == at_ns
+        at_ns = child.end_time
+    assert at_ns == rank_span.end_time
+    assert len({context_of(span.context) for span in (rank_span, *children)}) == 1 + len(phases)
+
+
+@given(st.integers(1, 200_000), st.integers(1, 40))
+def test_a_trace_has_a_bounded_number_of_spans_at_any_world_size(world_size: int, phases: int) -> None:
+    """Jaeger and Tempo cut traces off silently; we do it ourselves, and count."""
+    every, budget = rank_budget(world_size, MOST_SPANS - 1)
+
+    ranks = -(-world_size // every)
+
+    assert budget >= 1
+    assert 1 + ranks * min(budget, 1 + phases) <= MOST_SPANS
+
+
+def test_a_small_share_of_the_trace_keeps_the_failed_and_the_longest_phases() -> None:
+    """At 2000 ranks each has three spans: where it failed and what took long say most."""
+    step = rank_step(
+        5, [(Phase.DATA_WAIT, 1), (Phase.FORWARD, 30), (Phase.BACKWARD, 40), (Phase.OPTIMIZER, 2)], failed=[0]
+    )
+
+    spans, cut = step_spans([part_of(1, step, world_size=2500)], "failed")
+
+    assert [span.name for span in spans] == ["training.rank_step", "training.data_wait", "training.backward"]
+    assert cut == 2
+    assert (spans[0].attributes or {})["training.spans.cut"] == 2
+
+
+def test_the_phase_a_rank_died_in_is_kept_before_all_others() -> None:
+    """Its interval may have no length at all."""
+    step = rank_step(5, [(Phase.FORWARD, 30), (Phase.BACKWARD, 40), (Phase.OPTIMIZER, 0)], complete=False)
+
+    spans = step_spans([part_of(1, step, ProcessEnd(step.end_ns, "died"), world_size=4000)], "failed").spans
+
+    assert [span.name for span in spans] == ["training.rank_step"]
+    spans = step_spans([part_of(1, step, ProcessEnd(step.end_ns, "died"), world_size=3999)], "failed").spans
+    assert [span.name for span in spans] == ["training.rank_step", "training.optimizer"]
+
+
+@pytest.mark.parametrize(("rank", "kept"), [(0, True), (1, False), (2, False), (3, True)])
+def test_with_more_ranks_than_spans_every_kth_rank_is_shown(rank: int, kept: bool) -> None:
+    """20,000 ranks: one span for every third, chosen alike on all nodes, and the rest counted."""
+    spans, cut = step_spans([part_of(rank, rank_step(5, [(Phase.FORWARD, 30)]), world_size=20_000)], "share")
+
+    assert bool(named(spans, "training.rank_step")) is kept
+    assert named(spans, "training.forward") == []
+    assert cut == (1 if kept else 2)
