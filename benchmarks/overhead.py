@@ -1,4 +1,4 @@
-"""What trainspan costs a rank: the same real training loop plain, recorded by trainspan, and with OpenTelemetry SDK spans.
+"""What trainspan costs a rank: the same training loop plain, recorded by trainspan, and with OpenTelemetry SDK spans.
 
 The three variants take turns in blocks of steps, so that a machine that slows down slows all of them; a round's costs
 are differences within the round. Wall and CPU are those of the whole process, so the SDK's exporter thread counts; the
@@ -175,7 +175,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def measure_flatness(bench: Bench, rounds: int, steps: int, show: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Trainspan's cost over plain after more and more recorded steps. Between, empty steps are recorded at full speed."""
+    """Trainspan's cost over plain after more and more steps; between, empty steps are recorded at full speed."""
     marker = bench.recorder.marker
     rows = []
     for target in FLAT_AT:
@@ -254,7 +254,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 def as_table(result: dict[str, Any]) -> str:
     """The result for a person."""
     lines = [f"torch {result['torch']}, Python {result['python']}; µs per step: median [quartiles] over plain", ""]
-    lines.append(f"{'model':<6} {'clock':<5} {'plain':>8} {'trainspan':>22} {'SDK spans':>24} {'ratio':>6} {'relay':>7}")
+    lines.append(
+        f"{'model':<6} {'clock':<5} {'plain':>8} {'trainspan':>22} {'SDK spans':>24} {'ratio':>6} {'relay':>7}"
+    )
     for name, row in result["models"].items():
         for clock in ("wall", "cpu"):
             cells = row[clock]
@@ -264,8 +266,7 @@ def as_table(result: dict[str, Any]) -> str:
                 f"{name:<6} {clock:<5} {plain:>8} {_cell(cells['trainspan']):>22} {_cell(cells['sdk']):>24} "
                 f"{cells['ratio']:>6.1f} {relay:>7}"
             )
-    for row in result.get("flatness", []):
-        lines.append(f"after {row['after_steps']:>9,} steps: {_cell(row['cpu_us'])} CPU")
+    lines += [f"after {row['after_steps']:>9,} steps: {_cell(row['cpu_us'])} CPU" for row in result.get("flatness", [])]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""What trainspan costs a Python process before torch is imported: interpreters started in pairs, with and without it."""
+"""What trainspan costs a Python process at its start: interpreters started in pairs, with and without it."""
 
 import argparse
 import json
@@ -7,20 +7,30 @@ import resource
 import statistics
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+ENABLED = {"TRAINSPAN_ENABLED": "1"}
+# What `import torch` has loaded already by the time ours are loaded; torch itself would hide our milliseconds.
+OF_TORCH = "import dataclasses, hashlib, inspect, json, subprocess, tempfile, threading, traceback, typing"
+OF_RANK = "import trainspan.record.bootstrap, trainspan.record.recorder"
+
+
+class Case(NamedTuple):
+    """`code` with `environ` against `base` without trainspan's switch."""
+
+    base: str
+    code: str
+    environ: Mapping[str, str]
+
 
 CASES = {
-    "any process (python -c pass), TRAINSPAN_ENABLED unset": ("pass", {}),
-    "any process (python -c pass)": ("pass", {"TRAINSPAN_ENABLED": "1"}),
-    "a helper (resource tracker's command line)": (
-        "'multiprocessing.resource_tracker'",
-        {"TRAINSPAN_ENABLED": "1"},
+    "any process, TRAINSPAN_ENABLED unset": Case("pass", "pass", {}),
+    "any process": Case("pass", "pass", ENABLED),
+    "a helper (the resource tracker's command line)": Case(
+        "'multiprocessing.resource_tracker'", "'multiprocessing.resource_tracker'", ENABLED
     ),
-    "what a rank loads once torch is imported": (
-        # The modules only; torch itself is not imported, so that its seconds do not hide our milliseconds.
-        "import trainspan.record.recorder, trainspan.record.marker, trainspan.settings, trainspan.identity",
-        {"TRAINSPAN_ENABLED": "1"},
-    ),
+    "a rank, after torch was imported": Case(OF_TORCH, f"{OF_TORCH}; {OF_RANK}", ENABLED),
 }
 
 
@@ -32,13 +42,15 @@ def cpu_ms(code: str, environ: dict[str, str]) -> float:
     return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1e3
 
 
-def measure(code: str, extra: dict[str, str], rounds: int) -> dict[str, float]:
-    """Median and quartiles of the difference to `python -c pass` without trainspan's switch."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("TRAINSPAN_")}
+def measure(case: Case, rounds: int) -> dict[str, float]:
+    """Median and quartiles of what the case costs over its base."""
+    # Bytecode is written at installation; a machine that forbids it here would have every run compile the sources.
+    plain = {n: v for n, v in os.environ.items() if not n.startswith(("TRAINSPAN_", "PYTHONDONTWRITEBYTECODE"))}
+    cpu_ms(case.code, {**plain, **case.environ})
     differences = []
     for _ in range(rounds):
-        base = cpu_ms("pass", plain)
-        differences.append(cpu_ms(code, plain | extra) - base)
+        base = cpu_ms(case.base, plain)
+        differences.append(cpu_ms(case.code, {**plain, **case.environ}) - base)
     low, median, high = statistics.quantiles(differences, n=4)
     return {"q1_ms": round(low, 2), "median_ms": round(median, 2), "q3_ms": round(high, 2)}
 
@@ -51,11 +63,11 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.rounds < 2:
         parser.error(f"--rounds needs at least 2, not {arguments.rounds}")
-    result: dict[str, Any] = {name: measure(code, extra, arguments.rounds) for name, (code, extra) in CASES.items()}
+    result: dict[str, Any] = {name: measure(case, arguments.rounds) for name, case in CASES.items()}
     if arguments.json:
         print(json.dumps(result, indent=2))
         return 0
-    print("CPU ms over a plain `python -c pass`: median [quartiles]")
+    print("CPU ms over the same interpreter without trainspan: median [quartiles]")
     for name, row in result.items():
         print(f"  {name:<56} {row['median_ms']:6.2f} [{row['q1_ms']:.2f}, {row['q3_ms']:.2f}]")
     return 0

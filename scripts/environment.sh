@@ -77,7 +77,7 @@ _install() {
   [ "$group" = demo ] || wanted+=(--group "$ROOT/pyproject.toml:$group")
   if [ "$group" != check ] && ! "$python" -c "$TORCH_IS_THERE"; then
     say "torch is not there: fetching $(grep '^torch==' "$ROOT/constraints.txt"), which can be several GB"
-    wanted+=(torch)
+    wanted+=(torch numpy)  # without numpy torch works and complains
   fi
   say "installing what '$group' needs"
   # pip knows `--group` since 25.1.

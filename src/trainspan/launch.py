@@ -36,7 +36,8 @@ def ensure_relay(how: str, recording_dir: Path, run_folder: Path, recording: Pat
         elif how == "process":
             _ensure_process(recording_dir, run_folder)
     except Exception as error:
-        warn_once("relay", f"no relay ({type(error).__name__}: {error}); `trainspan replay` can deliver {recording_dir}")
+        reason = f"{type(error).__name__}: {error}"
+        warn_once("relay", f"no relay ({reason}); `trainspan replay` can deliver {recording_dir}")
 
 
 def relay_running(recording_dir: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 
 class Phase(IntEnum):
-    """What a rank is doing inside a step. The number is what a mark holds (6 bits); the lower-case name goes on the wire.
+    """What a rank is doing inside a step. The number is what a mark holds (6 bits); the wire has the lower-case name.
 
     Exclusive: at every instant a rank is in exactly one phase. `OTHER` is the user's own code between the phases.
     Only `OTHER` and `OPTIMIZER` may hold another phase inside: an optimizer runs a closure.
@@ -169,7 +169,7 @@ LAST_STEP_AGE = Metric("training.last_step.age", "gauge", "s", "Time since the l
 MARKS = Metric("trainspan.marks", "counter", "{mark}", "Marks read from the recordings.")
 MARKS_LOST = Metric("trainspan.marks.lost", "counter", "{mark}", "Marks overwritten before they were read.")
 EVENTS_DROPPED = Metric("trainspan.events.dropped", "counter", "{event}", "Events a rank dropped at its bound.")
-RECORDING_ERRORS = Metric("trainspan.recording.errors", "counter", "{error}", "Torn or hostile bytes met in recordings.")
+RECORDING_ERRORS = Metric("trainspan.recording.errors", "counter", "{error}", "Torn or hostile bytes in recordings.")
 RELAY_LAG = Metric("trainspan.relay.lag", "gauge", "s", "Age of the oldest mark that the last look consumed.")
 SPANS_DROPPED = Metric("trainspan.spans.dropped", "counter", "{span}", "Spans cut off at the bound of one trace.")
 EXPORTS = Metric("trainspan.exports", "counter", "{batch}", "Batches the endpoint accepted.", (SIGNAL,))

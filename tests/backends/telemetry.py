@@ -1,6 +1,7 @@
 """Telemetry of one rank, as the OpenTelemetry SDK sends it."""
 
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,4 +101,6 @@ def send_metrics(endpoint: str, run: str) -> None:
     meter.create_histogram(
         names.STEP_DURATION.name, names.STEP_DURATION.unit, explicit_bucket_boundaries_advisory=[0.1, 0.5, 1.0]
     ).record(0.25)
+    # Prometheus counts in milliseconds: a counter must not begin in the one in which it is exported.
+    time.sleep(0.01)
     provider.shutdown()

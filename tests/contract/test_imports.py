@@ -65,6 +65,8 @@ ROOMS = {
     # Of the recording it knows what a mark means, which is a page of numbers.
     TIMELINE: Room((*FLOOR, f"{RECORDING}.layout", TIMELINE), never=PURE_NEVER),
     GOODPUT: Room((*FLOOR, TIMELINE, GOODPUT), never=PURE_NEVER),
+    # The one file of its room that touches a disk.
+    f"{GOODPUT}.ledger": Room((*FLOOR, TIMELINE, GOODPUT), never=(*RANK_NEVER, "threading", "time")),
     PROBES: Room((*FLOOR, PROBES), others=("psutil", "pynvml")),
     SIGNALS: Room((*FLOOR, ROOT, TIMELINE, GOODPUT, SIGNALS), others=("opentelemetry",)),
     OTLP: Room((*FLOOR, ROOT, OTLP), others=("google.protobuf", "grpc", "opentelemetry", "requests")),
@@ -182,6 +184,7 @@ def test_importing_trainspan_loads_nothing_heavy(loaded: str) -> None:
         ("trainspan.relay.timeline.steps", "from trainspan.recording import reader"),
         ("trainspan.relay.timeline.steps", "from opentelemetry.sdk.trace import ReadableSpan"),
         ("trainspan.relay.goodput.account", "from time import monotonic_ns"),
+        ("trainspan.relay.goodput.ledger", "from time import monotonic_ns"),
         ("trainspan.relay.pipeline", "import importlib\nimportlib.import_module('opentelemetry.sdk')"),
         ("trainspan.relay.pipeline", "__import__('torch')"),
         ("trainspan.relay.tail", "from trainspan.record import marker"),

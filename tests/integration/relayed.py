@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,28 +46,28 @@ class SpanSeen(NamedTuple):
         return self.end_ns - self.start_ns
 
 
-def train(script: str, *arguments: str, state: Path, ranks: int | None = None, **more: str) -> Ended:
+def train(script: str, *arguments: str, state: Path, environ: Mapping[str, str], ranks: int | None = None) -> Ended:
     """Run a script of `tests/data/training` to its end; it is recorded below `state`.
 
     Args:
         script: its file name.
         arguments: its arguments.
         state: TRAINSPAN_DIR.
+        environ: more environment variables.
         ranks: under torchrun, with that many; None: plain Python.
-        more: environment variables.
     """
     launcher = [sys.executable] if ranks is None else [*TORCHRUN, f"--nproc-per-node={ranks}"]
-    environ = {
+    everything = {
         **os.environ,
         "TRAINSPAN_ENABLED": "1",
         "TRAINSPAN_DIR": str(state),
         "OMP_NUM_THREADS": "1",
         # The shared store of torch 2.13 leaves stale keys to a second rendezvous on gloo.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        **more,
+        **environ,
     }
     command = [*launcher, str(SCRIPTS / script), *arguments]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(command, env=everything, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return Ended(done.returncode, time.monotonic(), lines, done.stderr)
 
@@ -74,10 +75,10 @@ def train(script: str, *arguments: str, state: Path, ranks: int | None = None, *
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 
-def command_line(*arguments: str, **more: str) -> int:
+def command_line(*arguments: str, environ: Mapping[str, str]) -> int:
     """The exit code of `trainspan ARGUMENTS`."""
     command = [sys.executable, "-m", "trainspan", *arguments]
-    return subprocess.run(command, env={**os.environ, **more}, timeout=PATIENCE_S, check=False).returncode
+    return subprocess.run(command, env={**os.environ, **environ}, timeout=PATIENCE_S, check=False).returncode
 
 
 def run_folder(state: Path) -> Path:
@@ -135,5 +136,6 @@ def latest_numbers(sink: OtlpSink, metric: str) -> dict[tuple[Any, ...], float]:
             continue
         for point in (item.item.sum if item.item.HasField("sum") else item.item.gauge).data_points:
             value = point.as_double if point.HasField("as_double") else float(point.as_int)
-            latest[(item.resource.get("training.rank"), *attributes_of(point.attributes).values())] = value
+            key = (item.resource.get("training.rank"), *attributes_of(point.attributes).values())
+            latest[key] = value
     return latest

@@ -1,8 +1,8 @@
 """A rank that dies tells, through its recording, what it was doing; and a collector that fails hurts nobody."""
 
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ LINGER_AT_EXIT_S = 3
 def test_the_phase_a_rank_was_killed_in_is_an_error_span(tmp_path: Path, phase: str) -> None:
     """SIGKILL leaves no handler to run: what is known must have been recorded before."""
     with OtlpSink() as sink:
-        ended = train("mortal.py", phase, "kill", str(STEP), state=tmp_path, **sink.environ)
+        ended = train("mortal.py", phase, "kill", str(STEP), state=tmp_path, environ=sink.environ)
         wait_for_relay(tmp_path)
 
     trace = next(t for t in by_trace(spans_of(sink)).values() if t[0].attributes.get("training.step") == STEP)
@@ -47,7 +47,7 @@ def test_the_phase_a_rank_was_killed_in_is_an_error_span(tmp_path: Path, phase: 
 def test_torchrun_tells_the_signal_and_the_first_to_die_is_the_cause(tmp_path: Path) -> None:
     """Of two ranks that end, one was killed and the other only followed: the attempt must name the first."""
     with OtlpSink() as sink:
-        ended = train("killed_ddp.py", state=tmp_path, ranks=2, **sink.environ)
+        ended = train("killed_ddp.py", state=tmp_path, environ=sink.environ, ranks=2)
         wait_for_relay(tmp_path)
 
     spans = spans_of(sink)
@@ -63,7 +63,7 @@ def test_torchrun_tells_the_signal_and_the_first_to_die_is_the_cause(tmp_path: P
 def test_an_uncaught_exception_is_told_without_its_message(tmp_path: Path) -> None:
     """A message can hold data; the type and the place do not."""
     with OtlpSink() as sink:
-        ended = train("mortal.py", "forward", "raise", str(STEP), state=tmp_path, **sink.environ)
+        ended = train("mortal.py", "forward", "raise", str(STEP), state=tmp_path, environ=sink.environ)
         wait_for_relay(tmp_path)
 
     trace = next(t for t in by_trace(spans_of(sink)).values() if t[0].attributes.get("training.step") == STEP)
@@ -81,7 +81,9 @@ def test_an_uncaught_exception_is_told_without_its_message(tmp_path: Path) -> No
 @pytest.fixture(scope="module")
 def exit_without_s(tmp_path_factory: pytest.TempPathFactory) -> float:
     """How long the same script takes to exit when it is not recorded: torch's own end takes a while."""
-    ended = train("mortal.py", "none", "nothing", "0", state=tmp_path_factory.mktemp("off"), TRAINSPAN_ENABLED="0")
+    ended = train(
+        "mortal.py", "none", "nothing", "0", state=tmp_path_factory.mktemp("off"), environ={"TRAINSPAN_ENABLED": "0"}
+    )
     return ended.at_s - float(ended.lines[0]["done_s"])
 
 
@@ -100,7 +102,11 @@ def _failing(fault: Fault) -> Iterator[dict[str, str]]:
         yield sink.environ
 
 
-FAULTS = {"refused": _refusing, "silent": lambda: _failing(Fault.SILENT), "503": lambda: _failing(Fault.REFUSE)}
+FAULTS: dict[str, Callable[[], AbstractContextManager[dict[str, str]]]] = {
+    "refused": _refusing,
+    "silent": lambda: _failing(Fault.SILENT),
+    "503": lambda: _failing(Fault.REFUSE),
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -110,7 +116,9 @@ def test_a_failing_collector_delays_no_step_and_no_exit_and_loses_nothing(
 ) -> None:
     """Telemetry that hangs the job is the first thing its users fear."""
     with FAULTS[fault]() as environ:
-        ended = train("mortal.py", "none", "nothing", "0", state=tmp_path, TRAINSPAN_RELAY=relay, **environ)
+        ended = train(
+            "mortal.py", "none", "nothing", "0", state=tmp_path, environ={**environ, "TRAINSPAN_RELAY": relay}
+        )
         wait_for_relay(tmp_path)
 
     (said,) = ended.lines
@@ -131,11 +139,11 @@ def test_a_failing_collector_delays_no_step_and_no_exit_and_loses_nothing(
 
 def test_without_a_relay_the_recording_is_delivered_later(tmp_path: Path) -> None:
     """An air-gapped cluster has no endpoint while it trains."""
-    ended = train("mortal.py", "none", "nothing", "0", state=tmp_path, TRAINSPAN_RELAY="off")
+    ended = train("mortal.py", "none", "nothing", "0", state=tmp_path, environ={"TRAINSPAN_RELAY": "off"})
 
     with OtlpSink() as sink:
-        first = command_line("replay", "--json", TRAINSPAN_DIR=str(tmp_path), **sink.environ)
-        second = command_line("replay", "--json", TRAINSPAN_DIR=str(tmp_path), **sink.environ)
+        first = command_line("replay", "--json", environ={"TRAINSPAN_DIR": str(tmp_path), **sink.environ})
+        second = command_line("replay", "--json", environ={"TRAINSPAN_DIR": str(tmp_path), **sink.environ})
 
         assert ended.exit_code == EXIT_CODE
         assert first == 0

@@ -166,7 +166,7 @@ def test_hostile_cursor_counts_as_none(tmp_path: Path, content: bytes) -> None:
 def test_cursor_of_the_file_before_a_cut_counts_as_none(tmp_path: Path) -> None:
     """A process that dies between the cut and the new cursor leaves the old one, which points anywhere."""
     with book(tmp_path) as before:
-        before.journal.append(b"old line")
+        before.journal.append(b"old one")
         before.deliver(1)
     (tmp_path / "traces.jsonl").write_bytes(b"new one\nnew two\n")
 

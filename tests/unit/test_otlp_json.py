@@ -313,6 +313,8 @@ def test_what_is_decoded_can_be_sent(signal: Signal, choice: st.DataObject) -> N
         b'{"resourceMetrics":[]}',
         b"\0" * 64,
         b"[" * 100_000,
+        b'{"resourceSpans":[{"scopeSpans":[{"scope":{"name":"\\ud800"},"spans":[{"traceId":"%032x","spanId":"%016x"}]}]}]}'
+        % (1, 1),
         b'{"resourceSpans":[{"scopeSpans":[{"spans":[{"traceId":"00","spanId":"00f067aa0ba902b7"}]}]}]}',
     ],
 )

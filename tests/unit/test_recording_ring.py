@@ -4,6 +4,7 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.unit.recordings import CAPACITY, FIRST_WORD, opened, pairs_of, record_into, step_word, stores_of_steps
 from trainspan.names import Phase
+from trainspan.record.marker import Marker
 from trainspan.recording import layout
 from trainspan.recording.reader import Look, RecordingReader
 
@@ -186,7 +188,12 @@ def test_writer_that_outruns_every_try_is_waited_for(tmp_path: Path) -> None:
     writer, _marker = record_into(tmp_path)
     stores = stores_of_steps(writer.words, CAPACITY)
     hurry = [LAP_STORES]
-    reader = InterruptedReader.of(writer.path, lambda: [next(stores) for _ in range(hurry[0])][:0] or None)
+
+    def run_past() -> None:
+        for _ in range(hurry[0]):
+            next(stores)
+
+    reader = InterruptedReader.of(writer.path, run_past)
 
     starved = reader.look()
     hurry[0] = 0
@@ -200,63 +207,67 @@ def test_writer_that_outruns_every_try_is_waited_for(tmp_path: Path) -> None:
     writer.close(1)
 
 
+class Watched(NamedTuple):
+    """A recording that this process writes, with its reader."""
+
+    words: memoryview
+    reader: RecordingReader
+    marker: Marker
+
+    def step(self, times: int) -> None:
+        """End `times` steps."""
+        for _ in range(times):
+            self.marker.step(Phase.OTHER)
+
+
 @pytest.fixture
-def recording(tmp_path: Path) -> Iterator[tuple[memoryview, RecordingReader, Callable[[int], None]]]:
-    """The words of a recording, a reader of it, and what ends steps in it."""
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    """A recording of the smallest size, nothing in it."""
     writer, marker = record_into(tmp_path)
     reader = opened(writer.path)
-    yield writer.words, reader, lambda times: [marker.step(0) for _ in range(times)][:0] and None
+    yield Watched(writer.words, reader, marker)
     reader.close()
     writer.close(1)
 
 
 @pytest.mark.parametrize("before", [0, 1, CAPACITY - 1, CAPACITY, CAPACITY + 7, 3 * CAPACITY - 1])
-def test_half_stored_mark_is_not_given(
-    recording: tuple[memoryview, RecordingReader, Callable[[int], None]], before: int
-) -> None:
+def test_half_stored_mark_is_not_given(watched: Watched, before: int) -> None:
     """A rank killed between the two stores of a mark has not made it: its word with an older time would be a lie."""
-    words, reader, step = recording
-    step(before)
-    words[FIRST_WORD + 2 * (before % CAPACITY) + 1] = layout.ABORT | Phase.BACKWARD
+    watched.step(before)
+    watched.words[FIRST_WORD + 2 * (before % CAPACITY) + 1] = layout.ABORT | Phase.BACKWARD
 
-    looks = [reader.look(), reader.look(), reader.look(final=True)]
+    looks = [watched.reader.look(), watched.reader.look(), watched.reader.look(final=True)]
 
     given = [number for look in looks for number in numbers_of(look)]
     lost = sum(look.lost for look in looks)
     assert lost == max(0, before - CAPACITY + 1)
     assert given == list(range(lost, before))
-    assert reader.errors == 0
+    assert watched.reader.errors == 0
 
 
-def test_mark_is_given_once_it_is_whole(
-    recording: tuple[memoryview, RecordingReader, Callable[[int], None]],
-) -> None:
+def test_mark_is_given_once_it_is_whole(watched: Watched) -> None:
     """The time publishes the mark, and the look after the one that saw it may give it."""
-    words, reader, step = recording
-    step(1)
-    words[FIRST_WORD + 3] = step_word(1)
-    reader.look()
-    torn = reader.look()
+    watched.step(1)
+    watched.words[FIRST_WORD + 3] = step_word(1)
+    watched.reader.look()
+    torn = watched.reader.look()
 
-    words[FIRST_WORD + 2] = words[FIRST_WORD] + 1
-    published = reader.look()
-    settled = reader.look()
+    watched.words[FIRST_WORD + 2] = watched.words[FIRST_WORD] + 1
+    published = watched.reader.look()
+    settled = watched.reader.look()
 
     assert [numbers_of(look) for look in (torn, published, settled)] == [[0], [], [1]]
     assert [look.pending for look in (torn, published, settled)] == [0, 1, 0]
 
 
-def test_what_the_last_look_saw_is_given_and_no_more(
-    recording: tuple[memoryview, RecordingReader, Callable[[int], None]],
-) -> None:
+def test_what_the_last_look_saw_is_given_and_no_more(watched: Watched) -> None:
     """Whatever the processor reorders has long settled by the next look; what came since may not have."""
-    _words, reader, step = recording
-    step(3)
-    first = reader.look()
-    step(4)
-    second = reader.look()
+    watched.step(3)
+    first = watched.reader.look()
+    watched.step(4)
+    second = watched.reader.look()
 
-    third = reader.look(final=True)
+    third = watched.reader.look(final=True)
 
     assert [numbers_of(look) for look in (first, second, third)] == [[], [0, 1, 2], [3, 4, 5, 6]]
     assert [look.pending for look in (first, second, third)] == [3, 4, 0]

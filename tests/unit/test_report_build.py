@@ -107,6 +107,19 @@ def test_restart_counts_the_steps_of_both_attempts_and_judges_the_last() -> None
     assert report.elapsed_s == pytest.approx(60 + 3 + 2 * 0.326 + 1)
 
 
+def test_rank_that_failed_first_is_named_first() -> None:
+    """The launcher ends all others when one has died; the first is the one to look at."""
+    causes = {0: (7, "SIGTERM"), 1: (7, "SIGKILL"), 2: (8, "RuntimeError"), 3: (7, "SIGTERM")}
+    ranks = [
+        rank_of(rank, [PLAIN_MS], world_size=4, ending=Ending("died", START_UNIX_NS + after_s * S, cause=cause))
+        for rank, (after_s, cause) in causes.items()
+    ]
+
+    report = build_report(run_of(*ranks), FOLDER, 0.0)
+
+    assert [rank.rank for rank in report.failures] == [1, 2, 0, 3]
+
+
 def test_ranks_without_a_summary_are_missing() -> None:
     """A node whose folder was not collected must not look like a node that does not exist."""
     report = build_report(run_of(rank_of(1, [PLAIN_MS], world_size=4)), FOLDER, 0.0)

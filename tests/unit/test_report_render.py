@@ -53,8 +53,8 @@ Time account
 """
 
 TWO_RANKS_ONE_KILLED = """\
-rank 0 ended in backward of step 20 (RuntimeError)
 rank 1 ended in backward of step 20 (SIGKILL)
+rank 0 ended in backward of step 20 (RuntimeError)
 
 run demo: failed
 attempt 0, 2 ranks on 1 host

@@ -24,7 +24,7 @@ FORWARDED: Final = (
 )
 _WATCHED: Final = (*FORWARDED, signal.SIGCHLD)
 
-FROM_KERNEL: Final = 0x81
+FROM_KERNEL: Final = 0x80
 """`si_code` of a signal the terminal sent: to the whole foreground group, so the child has it already.
 
 Source: SI_KERNEL in Linux's include/uapi/asm-generic/siginfo.h.

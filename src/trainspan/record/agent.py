@@ -35,11 +35,11 @@ def agent_imported() -> None:
 
     def monitor_workers(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = monitor(self, *args, **kwargs)
-        _quietly(lambda: [agent.note(self, result) for agent in agents[-1:]])
+        _quietly(lambda: agents[-1].note(self, result) if agents else None)
         return result
 
-    LocalElasticAgent.__init__ = make_agent  # type: ignore[method-assign]
-    LocalElasticAgent._monitor_workers = monitor_workers  # type: ignore[method-assign]
+    LocalElasticAgent.__init__ = make_agent
+    LocalElasticAgent._monitor_workers = monitor_workers
 
 
 class _AgentRecording:

@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from threading import get_ident
 from time import monotonic_ns
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from trainspan import settings
 from trainspan.guard import warn_once
@@ -47,7 +48,7 @@ def place_hooks(recorder: Recorder) -> Patches:
     """
     patches = Patches()
     for name, place in _PLACES.items():
-        _install_hook(name, lambda place=place, name=name: place(_hook(name), recorder, patches))
+        _install_hook(name, partial(_place, place, name, recorder, patches))
     untraced.install(watch)
     return patches
 
@@ -57,7 +58,13 @@ def _install_hook(name: str, place: Callable[[], Any]) -> None:
         place()
     except Exception as error:
         # Private names of torch may be gone in another version: one phase is lost, not the recording.
-        warn_once(f"hook.{name}", f"no {name} hook in this torch ({type(error).__name__}: {error}); it shows as `other`")
+        warn_once(
+            f"hook.{name}", f"no {name} hook in this torch ({type(error).__name__}: {error}); it shows as `other`"
+        )
+
+
+def _place(place: "_Placing", name: str, recorder: Recorder, patches: Patches) -> None:
+    place(_hook(name), recorder, patches)
 
 
 def _hook(name: str) -> ModuleType:
@@ -103,7 +110,9 @@ def _nothing() -> None:
     """Nobody waits for the end of a step."""
 
 
-_PLACES: dict[str, Callable[[ModuleType, Recorder, Patches], None]] = {
+_Placing: TypeAlias = Callable[[ModuleType, Recorder, Patches], None]
+
+_PLACES: dict[str, _Placing] = {
     "dataloader": _place_plain,
     "backward": _place_backward,
     "grad_clip": _place_grad_clip,

@@ -9,7 +9,16 @@ from time import monotonic_ns
 from typing import Final, NamedTuple
 
 from trainspan.names import Phase
-from trainspan.recording.layout import ABORT, HEADER_BYTES, MARK_BYTES, OPERAND_SHIFT, RESUME, STEP, WORD_BYTES, WORD_LAPS
+from trainspan.recording.layout import (
+    ABORT,
+    HEADER_BYTES,
+    MARK_BYTES,
+    OPERAND_SHIFT,
+    RESUME,
+    STEP,
+    WORD_BYTES,
+    WORD_LAPS,
+)
 
 NESTED: Final = -1
 """`enter` answers: the rank is in a phase that holds no other; the caller's work belongs to that one."""
@@ -46,7 +55,7 @@ class Marker(NamedTuple):
     guard_optimizer: Callable[[Callable[[], bool]], None]
 
 
-def make_marker(thread_id: Callable[[], int]) -> Marker:
+def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - closures over one state, each a few lines
     """A marker that records nothing until a ring is attached.
 
     Args:

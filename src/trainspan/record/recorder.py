@@ -111,9 +111,7 @@ class Recorder:
     def _watch_exceptions(self) -> None:
         previous = sys.excepthook
 
-        def record_exception(
-            kind: type[BaseException], error: BaseException, stack: TracebackType | None
-        ) -> None:
+        def record_exception(kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:
             _quietly(lambda: self._record_exception(kind, error, stack))
             previous(kind, error, stack)
 

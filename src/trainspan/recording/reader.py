@@ -68,6 +68,7 @@ class RecordingReader:
             return Look([], 0, self._published - self._consumed)
         if final:
             settled = self._published
+            self._check_rest()
         lost = self._skip_overwritten()
         first = self._consumed
         marks = self._read_marks(settled)
@@ -130,7 +131,8 @@ class RecordingReader:
             if found.st_size < self._events_offset:
                 self.errors += 1  # truncated: what comes from now on is new
                 self._events_offset = found.st_size
-            return os.pread(descriptor, layout.EVENTS_MAX_BYTES, self._events_offset)
+            fresh = min(found.st_size - self._events_offset, layout.EVENTS_MAX_BYTES)
+            return os.pread(descriptor, fresh, self._events_offset)
         except OSError:
             self.errors += 1
             return b""
@@ -192,6 +194,16 @@ class RecordingReader:
             if fresh < len(times) or not times:
                 break
         return published, newest_ns
+
+    def _check_rest(self) -> None:
+        """Behind the newest mark of a writer that is gone lie the marks of the lap before, or nothing in the first."""
+        floor = self._live_words()[0] * self.capacity
+        oldest_ns, newest_ns = (1, self._newest_ns) if floor else (0, 0)
+        for slot in range(self._published - floor, self.capacity, _CHUNK_MARKS):
+            times = self._times_from(slot)
+            if not times or min(times) < oldest_ns or max(times) > newest_ns:
+                self.errors += 1  # a mark in the middle is damaged: what was newest ends before it
+                return
 
     def _times_from(self, slot: int) -> list[int]:
         count = min(_CHUNK_MARKS, self.capacity - slot)

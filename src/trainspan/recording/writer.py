@@ -23,6 +23,9 @@ class RecordingWriter:
 
     `words` is the whole ring file as int64: hot code stores marks into it by itself (`record/marker.py`). Stores
     cannot fail: the file's blocks are allocated before it is mapped.
+
+    The process counts as recording for as long as this object exists: a record lock goes with the first descriptor of
+    the file that is closed, and the mapping has one.
     """
 
     __slots__ = ("_events_bytes", "_events_fd", "_map", "_ring_fd", "capacity", "path", "words")

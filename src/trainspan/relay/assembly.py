@@ -1,8 +1,8 @@
 """Brings together what the local ranks of one attempt say of the same step, and of the end.
 
 A step is decided (does it get a trace?) when every local rank that lives has completed it, so that its root spans them
-all and slow means slow on the slowest. Nobody waits for ever: a step older than `PATIENCE_NS`, or the oldest of too many,
-is decided with what is there, and what comes later joins its trace.
+all and slow means slow on the slowest. Nobody waits for ever: a step older than `PATIENCE_NS`, or the oldest of too
+many, is decided with what is there, and what comes later joins its trace.
 """
 
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""Follows one rank's recording: its marks become steps, and its steps its account, its distributions and its summary."""
+"""Follows one rank's recording: its marks become steps, and these its account, its distributions and its summary."""
 
 from collections.abc import Mapping
 from typing import Any, Final

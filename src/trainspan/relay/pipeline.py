@@ -1,7 +1,6 @@
 """One run on this node, from recordings to OTLP: the one place that joins the rooms of the relay."""
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -84,7 +84,9 @@ class Relay:
     def close(self) -> bool:
         """Deliver what is left, within CLOSE_S; True if nothing remains to be delivered."""
         now_ns = self._clock.monotonic_ns()
-        return all([pipeline.close(now_ns, CLOSE_S) for pipeline in self._pipelines.values()])
+        # A list first: each is to be closed, also behind one that could not deliver.
+        delivered = [pipeline.close(now_ns, CLOSE_S) for pipeline in self._pipelines.values()]
+        return all(delivered)
 
     def _pipeline_of(self, sighting: Sighting) -> Pipeline:
         run = sighting.reader.identity.run
@@ -97,9 +99,7 @@ class Relay:
         return self._pipelines[run]
 
 
-def serve(
-    recording_dir: Path, run_folder: Path | None, environ: Mapping[str, str], lock: int | None = None
-) -> int:
+def serve(recording_dir: Path, run_folder: Path | None, environ: Mapping[str, str], lock: int | None = None) -> int:
     """Serve `recording_dir` until its recordings are closed and flushed; the exit code of the relay.
 
     Args:
@@ -143,7 +143,7 @@ def _leave(recording_dir: Path, run_folder: Path | None, descriptor: int) -> int
 
 
 def start_thread(recording: Path, run_folder: Path, environ: Mapping[str, str]) -> None:
-    """Serve this process's own recording from a thread; at exit the process waits for it, CLOSE_S and a second at most."""
+    """Serve this process's own recording from a thread; at exit the process waits for it, a few seconds at most."""
     relay = Relay(recording.parent, run_folder, environ, own=recording)
 
     def serve_own() -> None:

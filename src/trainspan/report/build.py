@@ -89,6 +89,7 @@ def _rank_report(process: RankSummary) -> RankReport:
         states_s=states_s,
         marks_lost=process.marks_lost,
         ended=process.ending.how,
+        ended_unix_s=None if process.ending.at_unix_ns is None else process.ending.at_unix_ns * _S_PER_NS,
         ended_phase=process.ending.phase,
         ended_step=process.ending.step,
         ended_cause=_printable(process.ending.cause) if process.ending.cause else None,

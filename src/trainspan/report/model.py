@@ -55,6 +55,7 @@ class RankReport:
     states_s: dict[str, float]
     marks_lost: int
     ended: str
+    ended_unix_s: float | None
     ended_phase: str | None
     ended_step: int | None
     ended_cause: str | None
@@ -117,8 +118,15 @@ class RunReport:
 
     @property
     def failures(self) -> tuple[RankReport, ...]:
-        """The ranks that ended before their work was done, over all attempts."""
-        return tuple(rank for rank in self.ranks if rank.failed)
+        """The ranks that ended before their work was done: by attempt, in each the likely cause of the others first.
+
+        That is the first to end. A launcher ends the others with SIGTERM, within the same look of the relay, so those
+        come last.
+        """
+        failed = (rank for rank in self.ranks if rank.failed)
+        return tuple(
+            sorted(failed, key=lambda r: (r.attempt, r.ended_cause == "SIGTERM", r.ended_unix_s or 0.0, r.rank))
+        )
 
 
 def to_json(report: RunReport) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from tests.data.training.evidence import report, run_each
 from torch import Tensor, nn
-
-from tests.data.training.evidence import report, seed_everything
 
 STEPS = 6
 
@@ -282,13 +282,15 @@ SCENARIOS: dict[str, Callable[[], nn.Module]] = {
     "optimizer_function": optimizer_function,
 }
 
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        seed_everything()
-        trained = SCENARIOS[name]()
-        from torch._dynamo.utils import counters
 
-        breaks = sum(counters["graph_break"].values())
-        report(name, trained, breaks=breaks, graphs=counters["stats"]["unique_graphs"], calls=counters["stats"]["calls_captured"])
-        torch._dynamo.reset()
-        counters.clear()
+def run(name: str) -> None:
+    """Train one scenario; report what the compiler counted."""
+    trained = SCENARIOS[name]()
+    from torch._dynamo.utils import counters
+
+    breaks, counted = sum(counters["graph_break"].values()), counters["stats"]
+    report(name, trained, breaks=breaks, graphs=counted["unique_graphs"], calls=counted["calls_captured"])
+
+
+if __name__ == "__main__":
+    run_each({name: partial(run, name) for name in SCENARIOS}, sys.argv[1:])

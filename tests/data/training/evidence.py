@@ -6,6 +6,8 @@ import os
 import pickle
 import random
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy
@@ -13,13 +15,6 @@ import torch
 from torch import nn
 
 torch.set_num_threads(1)
-
-
-def seed_everything(seed: int = 7) -> None:
-    """Start the three generators anew."""
-    random.seed(seed)
-    numpy.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def draw() -> float:
@@ -38,6 +33,31 @@ def weights_of(*modules: nn.Module) -> str:
     return digest(*(value.detach().contiguous().numpy().tobytes() for value in tensors))
 
 
+def run_each(scenarios: Mapping[str, Callable[[], None]], names: Sequence[str]) -> None:
+    """Run scenarios: one in this process; more of them one after the other, each in a fork of its own."""
+    if len(names) == 1:
+        run_one(scenarios[names[0]])
+        return
+    # Making an optimizer imports it, which takes seconds: here it does so once for all.
+    import_module("torch._dynamo")
+    for name in names:
+        child = os.fork()
+        if not child:
+            run_one(scenarios[name])
+            sys.exit()
+        _, status = os.waitpid(child, 0)
+        if status:
+            sys.exit(f"{name} ended with status {status}")
+
+
+def run_one(scenario: Callable[[], None]) -> None:
+    """Run a scenario from the same state of all generators, whatever ran before."""
+    random.seed(7)
+    numpy.random.seed(7)
+    torch.manual_seed(7)
+    scenario()
+
+
 def report(scenario: str, *modules: nn.Module, **more: Any) -> None:
     """Print one line of JSON: weights, generators, and what this process has open."""
     sockets = 0
@@ -48,6 +68,7 @@ def report(scenario: str, *modules: nn.Module, **more: Any) -> None:
             continue  # the descriptor of the listing itself
     line = {
         "scenario": scenario,
+        "pid": os.getpid(),
         "weights": weights_of(*modules),
         "random": digest(repr(random.getstate()).encode()),
         "numpy": digest(pickle.dumps(numpy.random.get_state())),

@@ -4,10 +4,9 @@ import sys
 from collections.abc import Callable
 
 import torch
+from tests.data.training.evidence import draw, report, run_each
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from tests.data.training.evidence import draw, report, seed_everything
 
 Batch = tuple[Tensor, Tensor]
 
@@ -121,6 +120,4 @@ SCENARIOS: dict[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        seed_everything()
-        SCENARIOS[name]()
+    run_each(SCENARIOS, sys.argv[1:])

@@ -72,7 +72,7 @@ class VisitedSGD(torch.optim.SGD):
         super().__init__(parameters, lr=1e-2)
         self.fate = fate
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         self.fate.visit("optimizer")
         return super().step(closure)
 

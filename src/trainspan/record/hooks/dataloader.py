@@ -8,6 +8,7 @@ Cost: 0.5 µs a batch.
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, dataloader
 
 from trainspan.names import Phase
@@ -30,8 +31,11 @@ def install(marker: Marker, patches: Patches) -> None:
 
 def _marked(call: Callable[[Any], Any], marker: Marker) -> Callable[[Any], Any]:
     enter, resume, abort = marker.enter, marker.resume, marker.abort
+    is_compiling = torch.compiler.is_compiling
 
     def wait_for_batch(self: Any) -> Any:
+        if is_compiling():
+            return call(self)
         outer = enter(_DATA_WAIT)
         if outer < 0:
             return call(self)

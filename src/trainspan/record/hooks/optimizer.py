@@ -25,7 +25,11 @@ _PATIENCE = 8
 
 
 def install(
-    marker: Marker, patches: Patches, claim: Callable[[], bool], first_sign: Callable[[], None], stepped: Callable[[], None]
+    marker: Marker,
+    patches: Patches,
+    claim: Callable[[], bool],
+    first_sign: Callable[[], None],
+    stepped: Callable[[], None],
 ) -> None:
     """Mark every optimizer step, and the end of every step of training.
 

@@ -6,11 +6,13 @@ with the uncovered head of the next life it makes the recovery, from the last si
 Lives that overlap (a zombie, a clock that stepped) are cut at the beginning of the later attempt.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainspan.relay.goodput.life import NEVER, Ending, Frame, Life
 from trainspan.relay.goodput.states import RESTART
+from trainspan.relay.goodput.steps import Count
 from trainspan.relay.goodput.track import Sums, add
 
 
@@ -81,12 +83,11 @@ def _ending_of(life: Life, *, is_newest: bool) -> Ending:
 class Clock:
     """The periods of one rank or of the job; what is behind the newest is summed once."""
 
-    __slots__ = ("_older", "_older_steps", "periods")
+    __slots__ = ("_prefix", "periods")
 
     def __init__(self, periods: list[Period]) -> None:
         self.periods = periods
-        self._older: Sums | None = None
-        self._older_steps: tuple[int, int] | None = None
+        self._prefix: list[tuple[Sums, Count]] = [({}, Count(0, 0))]
 
     def advance(self, now_ns: int | None) -> None:
         """Let the newest life run until its last sign of life, or until `now_ns` if it has not ended."""
@@ -99,23 +100,15 @@ class Clock:
 
     def sums(self, start_ns: int, end_ns: int) -> Sums:
         """ns under each code in [start_ns, end_ns), as far as the clock ran."""
-        periods = self.periods
-        if not self._holds_older(start_ns, end_ns):
-            return _sums_of(periods, start_ns, end_ns)
-        if self._older is None:
-            self._older = _sums_of(periods[:-1], start_ns, end_ns)
-        total = dict(self._older)
-        add(total, _sums_of(periods[-1:], start_ns, end_ns))
-        return total
+        sums = self._sums_before(end_ns)
+        for code, length_ns in self._sums_before(start_ns).items():
+            sums[code] -= length_ns
+        return sums
 
-    def steps(self, start_ns: int, end_ns: int) -> tuple[int, int]:
+    def steps(self, start_ns: int, end_ns: int) -> Count:
         """How many steps that ended after `start_ns` and not after `end_ns` were kept, and how many lost."""
-        if not self._holds_older(start_ns, end_ns):
-            return _steps_of(self.periods, start_ns, end_ns)
-        if self._older_steps is None:
-            self._older_steps = _steps_of(self.periods[:-1], start_ns, end_ns)
-        kept, lost = _steps_of(self.periods[-1:], start_ns, end_ns)
-        return kept + self._older_steps[0], lost + self._older_steps[1]
+        before, until = self._steps_before(start_ns), self._steps_before(end_ns)
+        return Count(until.kept - before.kept, until.lost - before.lost)
 
     def last_step(self, until_ns: int) -> int | None:
         """Number in the run of the last kept step that ended by `until_ns`."""
@@ -125,26 +118,49 @@ class Clock:
                 return number + period.base
         return None
 
-    def _holds_older(self, start_ns: int, end_ns: int) -> bool:
-        """Whether [start_ns, end_ns) holds all periods behind the newest, and there are any."""
-        periods = self.periods
-        return len(periods) > 1 and start_ns < periods[0].gap_ns and end_ns >= periods[-2].frame.stop_ns
+    def _sums_before(self, time_ns: int) -> Sums:
+        place = self._place_at(time_ns)
+        if place < 0:
+            return {}
+        sums = dict(self._before(place)[0])
+        add(sums, _sums_of(self.periods[place], time_ns))
+        return sums
+
+    def _steps_before(self, time_ns: int) -> Count:
+        place = self._place_at(time_ns)
+        if place < 0:
+            return Count(0, 0)
+        _, life, frame, _ = self.periods[place]
+        return _total(self._before(place)[1], life.made(frame, time_ns))
+
+    def _place_at(self, time_ns: int) -> int:
+        """The last period that has begun at `time_ns`; -1 before the first."""
+        return bisect_right(self.periods, time_ns, key=_gap_of) - 1
+
+    def _before(self, place: int) -> tuple[Sums, Count]:
+        """Sums and steps of the periods before `place`."""
+        prefix = self._prefix
+        while len(prefix) <= place:
+            period = self.periods[len(prefix) - 1]
+            sums, count = dict(prefix[-1][0]), prefix[-1][1]
+            add(sums, _sums_of(period, period.frame.stop_ns))
+            prefix.append((sums, _total(count, period.life.made(period.frame, period.frame.stop_ns))))
+        return prefix[place]
 
 
-def _steps_of(periods: Sequence[Period], start_ns: int, end_ns: int) -> tuple[int, int]:
-    counts = [period.life.steps.kept_and_lost(period.frame.cut, start_ns, end_ns) for period in periods]
-    return sum(kept for kept, _ in counts), sum(lost for _, lost in counts)
+def _gap_of(period: Period) -> int:
+    return period.gap_ns
 
 
-def _sums_of(periods: Sequence[Period], start_ns: int, end_ns: int) -> Sums:
-    total: Sums = {}
-    for gap_ns, life, frame, _ in reversed(periods):
-        if frame.stop_ns <= start_ns:
-            break
-        recovery_ns = min(frame.begin_ns, end_ns) - max(gap_ns, start_ns)
-        if recovery_ns > 0:
-            add(total, {RESTART: recovery_ns})
-        first_ns, last_ns = max(frame.begin_ns, start_ns), min(frame.stop_ns, end_ns)
-        if first_ns < last_ns:
-            add(total, life.sums(frame, first_ns, last_ns))
-    return total
+def _total(first: Count, second: Count) -> Count:
+    return Count(first.kept + second.kept, first.lost + second.lost)
+
+
+def _sums_of(period: Period, until_ns: int) -> Sums:
+    """ns under each code in a period, as far as it lies before `until_ns`."""
+    gap_ns, life, frame, _ = period
+    sums = {RESTART: max(min(frame.begin_ns, until_ns) - gap_ns, 0)}
+    end_ns = min(frame.stop_ns, until_ns)
+    if end_ns > frame.begin_ns:
+        add(sums, life.sums(frame, end_ns))
+    return sums

@@ -119,6 +119,11 @@ def step_of(step: RankStep, attempt: int, rank: int, anchor: Anchor, *, recompil
     return Step(attempt, rank, step.number, start_ns, end_ns, pieces, recompiled, complete=step.complete)
 
 
+def start_of(fact: Fact) -> int:
+    """When what the fact tells began, in Unix ns."""
+    return fact.start_ns if isinstance(fact, Step | Activity) else fact.at_ns
+
+
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 62
 

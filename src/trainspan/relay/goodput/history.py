@@ -44,6 +44,7 @@ class RunHistory:
 
     def __init__(self) -> None:
         self.palette = Palette()
+        self._life: dict[tuple[int, int], Life] = {}
         self._lives: dict[int, dict[int, Life]] = {}
         self._jobs: dict[int, Job] = {}
         self._newest = -1
@@ -58,7 +59,7 @@ class RunHistory:
         Raises:
             ValueError: an activity's state is not one that can be claimed.
         """
-        life = self._life_of(fact.attempt, fact.rank)
+        life = self._life.get(fact[:2]) or self._begin(fact.attempt, fact.rank)
         shape = life.shape
         life.take(fact)
         if fact.attempt != self._newest or life.shape != shape:
@@ -69,19 +70,15 @@ class RunHistory:
         for fact in facts:
             self.add(fact)
 
-    def _life_of(self, attempt: int, rank: int) -> Life:
-        lives = self._lives.get(attempt)
-        if lives is None:
-            lives = {}
-            self._lives[attempt] = lives
-            if attempt > self._newest:
-                for older in self._lives.get(self._newest, {}).values():
-                    older.leave()
-                self._newest = attempt
-        life = lives.get(rank)
-        if life is None:
-            life = lives[rank] = Life(attempt, rank, self.palette)
-            self._shape += 1
+    def _begin(self, attempt: int, rank: int) -> Life:
+        """The life of a rank that has not been heard of in this attempt."""
+        if attempt > self._newest:
+            for older in self.lives_in(self._newest):
+                older.leave()
+            self._newest = attempt
+        life = self._life[attempt, rank] = Life(attempt, rank, self.palette)
+        self._lives.setdefault(attempt, {})[rank] = life
+        self._shape += 1
         return life
 
     @property

@@ -31,7 +31,7 @@ from trainspan.relay.goodput.states import (
     UNFINISHED,
     Palette,
 )
-from trainspan.relay.goodput.steps import Lost, Steps
+from trainspan.relay.goodput.steps import Count, Lost, Steps
 from trainspan.relay.goodput.track import Sums, Track
 
 THINNED_STEPS = 64
@@ -83,6 +83,7 @@ class Life:
         self.excess = Excess(self.track, self.steps)
         self._read: tuple[int, Frame, list[Recolour]] | None = None
         self._whole: tuple[int, Frame, Sums] | None = None
+        self._made: tuple[int, int | None, Count] | None = None
 
     def take(self, fact: Fact) -> None:
         """Fold one fact in. Any order, any number of times."""
@@ -140,31 +141,39 @@ class Life:
         self.counts_in_run = self.counts_in_run or fact.counts_in_run
 
     def _take_step(self, step: Step) -> None:
-        self._see(step.start_ns, step.end_ns)
-        self._touch(step.start_ns)
+        start_ns, end_ns = step.start_ns, step.end_ns
+        self._see(start_ns, end_ns)
+        self._touch(start_ns)
         base = PRODUCTIVE if step.complete else UNFINISHED
-        track, at_ns = self.track, step.start_ns
-        if track.end_ns <= at_ns and _is_orderly(step):
-            for state, start_ns, end_ns in step.pieces:
-                if start_ns > at_ns:
-                    track.append(at_ns, start_ns, base)
-                if end_ns > start_ns:
-                    track.append(start_ns, end_ns, self.palette.code_of(state))
-                at_ns = end_ns
-            if step.end_ns > at_ns:
-                track.append(at_ns, step.end_ns, base)
+        if self.track.end_ns <= start_ns and _is_orderly(step):
+            self._append(step, base)
         else:
-            track.paint(at_ns, step.end_ns, base)
-            for state, start_ns, end_ns in step.pieces:
-                self._see(start_ns, end_ns)
-                self._touch(start_ns)
-                track.paint(start_ns, end_ns, self.palette.code_of(state))
-        if step.complete:
-            if not len(self.steps):
-                self._change(-NEVER)  # a rank that makes steps counts for every step of the job
-            if not len(self.steps) or step.start_ns <= self.steps.starts[0]:
-                self.shape += 1
-            self.steps.add(step)
+            self.track.paint(start_ns, end_ns, base)
+            for piece in step.pieces:
+                self._see(piece.start_ns, piece.end_ns)
+                self._touch(piece.start_ns)
+                self.track.paint(piece.start_ns, piece.end_ns, self.palette.code_of(piece.state))
+        if not step.complete:
+            return
+        starts = self.steps.starts
+        if not starts or start_ns <= starts[0]:
+            self.shape += 1
+            self._change(
+                start_ns if starts else -NEVER
+            )  # one more rank that makes steps counts for all the job's steps
+        self.steps.add(step)
+
+    def _append(self, step: Step, base: int) -> None:
+        """Paint a step that begins where nothing has been painted yet, piece by piece."""
+        append, at_ns = self.track.append, step.start_ns
+        for state, start_ns, end_ns in step.pieces:
+            if start_ns > at_ns:
+                append(at_ns, start_ns, base)
+            if end_ns > start_ns:
+                append(start_ns, end_ns, self.palette.code_of(state))
+            at_ns = end_ns
+        if step.end_ns > at_ns:
+            append(at_ns, step.end_ns, base)
 
     def _take_activity(self, fact: Activity) -> None:
         code = self.palette.code_of(fact.state, fact.depth)
@@ -181,18 +190,18 @@ class Life:
         self._change(time_ns)
         self.excess.forget(time_ns)
 
-    def sums(self, frame: Frame, start_ns: int, end_ns: int) -> Sums:
-        """ns under each code in [start_ns, end_ns), which lies inside the frame. They add up to its length."""
-        if start_ns > frame.begin_ns or end_ns < frame.stop_ns:
-            return self._sums(frame, start_ns, end_ns)
+    def sums(self, frame: Frame, end_ns: int) -> Sums:
+        """ns under each code from the beginning of the frame to `end_ns`, which lies inside. They add up to its length."""
+        if end_ns < frame.stop_ns:
+            return self._sums(frame, end_ns)
         if self._whole is None or self._whole[:2] != (self.version, frame):
-            self._whole = self.version, frame, self._sums(frame, start_ns, end_ns)
+            self._whole = self.version, frame, self._sums(frame, end_ns)
         return self._whole[2]
 
-    def _sums(self, frame: Frame, start_ns: int, end_ns: int) -> Sums:
-        sums = self._painted(start_ns, end_ns)
+    def _sums(self, frame: Frame, end_ns: int) -> Sums:
+        sums = self._painted(frame.begin_ns, end_ns)
         for recolour in self.recolours(frame):
-            first_ns, last_ns = max(recolour.start_ns, start_ns), min(recolour.end_ns, end_ns)
+            first_ns, last_ns = max(recolour.start_ns, frame.begin_ns), min(recolour.end_ns, end_ns)
             if first_ns >= last_ns:
                 continue
             whole = (first_ns, last_ns) == recolour[:2]
@@ -200,6 +209,14 @@ class Life:
             sums[recolour.source] -= amount_ns
             sums[recolour.target] = sums.get(recolour.target, 0) + amount_ns
         return sums
+
+    def made(self, frame: Frame, end_ns: int) -> Count:
+        """How many steps that ended by `end_ns` were kept, and how many lost."""
+        if end_ns < frame.stop_ns:
+            return self.steps.made_by(frame.cut, end_ns)
+        if self._made is None or self._made[:2] != (self.version, frame.cut):
+            self._made = self.version, frame.cut, self.steps.made_by(frame.cut, end_ns)
+        return self._made[2]
 
     def _painted(self, start_ns: int, end_ns: int) -> Sums:
         """`Track.sums`, with what is beyond the track as uncovered."""

@@ -19,13 +19,14 @@ Do not multiply them and call the product goodput.
 """
 
 import statistics
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from trainspan.relay.goodput.clock import Clock
-from trainspan.relay.goodput.history import JOB, RunHistory
+from trainspan.relay.goodput.history import JOB, Disruption, RunHistory
 from trainspan.relay.goodput.life import NEVER
 from trainspan.relay.goodput.track import Sums, add
 
@@ -60,6 +61,10 @@ class Window(NamedTuple):
             at_ns = max(at_ns, end_ns)
         return [*stretches, (at_ns, until_ns)] if at_ns < until_ns else stretches
 
+    def overlap_ns(self, start_ns: int, end_ns: int) -> int:
+        """How much of [start_ns, end_ns) is asked for."""
+        return sum(max(min(end_ns, last) - max(start_ns, first), 0) for first, last in self.stretches())
+
 
 class Scope(NamedTuple):
     """Whose time: the job's, one rank's, or that of all ranks of a node added up; in one attempt, or in all."""
@@ -89,9 +94,9 @@ class GoodputReport:
         badput_s: seconds by state, without states that got nothing.
         unaccounted_s: what of it nobody can explain.
         excluded_s: time left out because it was excluded.
-        disruptions: attempts that followed a failure inside the window.
-        planned_stops: attempts that followed one that had closed in good order.
-        planned_stop_s: time between such attempts; it is part of `badput_s["restart"]`.
+        disruptions: attempts that began in the window after one that had failed.
+        planned_stops: attempts that began in the window after one that had closed in good order.
+        planned_stop_s: time between those and the ones before; it is part of `badput_s["restart"]`.
         steps: kept steps that ended in the window.
         steps_lost: steps that ended in the window and were done again later.
         last_step: number in the run of the last kept step at the end of the window; None before the first.
@@ -148,13 +153,12 @@ def report(history: RunHistory, window: Window = WHOLE, scope: Scope = THE_JOB) 
     states = _by_state(history, _sums(clocks, stretches))
     total_ns, productive_ns = sum(states.values()), states.pop("productive", 0)
     everything_ns = sum(_sums(clocks, window._replace(exclude=()).stretches()).values()) if window.exclude else total_ns
-    disruptions = [
-        (disruption, stop_ns)
-        for disruption in history.disruptions(window.now_ns)
+    begun = [
+        disruption
+        for disruption in _begun_in(history.disruptions(window.now_ns), stretches)
         if scope.attempt in (None, disruption.attempt)
-        for stop_ns in [_overlap_ns(stretches, disruption.failed_ns, disruption.begun_ns)]
-        if stop_ns or _overlap_ns(stretches, disruption.failed_ns, disruption.failed_ns + 1)
     ]
+    stops = [stop for stop in begun if stop.planned]
     counts = [clocks[0].steps(*stretch) for stretch in stretches] if clocks else []
     began_ns, ended_ns = _extent(clocks, stretches)
     return GoodputReport(
@@ -164,9 +168,9 @@ def report(history: RunHistory, window: Window = WHOLE, scope: Scope = THE_JOB) 
         badput_s={state: length_ns / NS for state, length_ns in sorted(states.items())},
         unaccounted_s=states.get("unaccounted", 0) / NS,
         excluded_s=(everything_ns - total_ns) / NS,
-        disruptions=sum(not disruption.planned for disruption, _ in disruptions),
-        planned_stops=sum(disruption.planned for disruption, _ in disruptions),
-        planned_stop_s=sum(stop_ns for disruption, stop_ns in disruptions if disruption.planned) / NS,
+        disruptions=len(begun) - len(stops),
+        planned_stops=len(stops),
+        planned_stop_s=sum(window.overlap_ns(stop.failed_ns, stop.begun_ns) for stop in stops) / NS,
         steps=sum(kept for kept, _ in counts),
         steps_lost=sum(lost for _, lost in counts),
         last_step=clocks[0].last_step(stretches[-1][1]) if clocks and stretches else None,
@@ -255,8 +259,15 @@ def _by_state(history: RunHistory, sums: Sums) -> dict[str, int]:
     return states
 
 
-def _overlap_ns(stretches: Sequence[Stretch], start_ns: int, end_ns: int) -> int:
-    return sum(max(min(end_ns, last_ns) - max(start_ns, first_ns), 0) for first_ns, last_ns in stretches)
+def _begun_in(disruptions: Sequence[Disruption], stretches: Sequence[Stretch]) -> Iterator[Disruption]:
+    """Those whose attempt began in the stretches. Attempts begin one after the other, whatever was recorded."""
+    for start_ns, end_ns in stretches:
+        first = bisect_left(disruptions, start_ns, key=_begun_of)
+        yield from disruptions[first : bisect_left(disruptions, end_ns, key=_begun_of)]
+
+
+def _begun_of(disruption: Disruption) -> int:
+    return disruption.begun_ns
 
 
 def _extent(clocks: Sequence[Clock], stretches: Sequence[Stretch]) -> tuple[int | None, int | None]:

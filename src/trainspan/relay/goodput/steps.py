@@ -26,6 +26,13 @@ class Lost(NamedTuple):
     steps: int
 
 
+class Count(NamedTuple):
+    """Steps that were kept, and steps that were done again."""
+
+    kept: int
+    lost: int
+
+
 class Steps:
     """Arrays of equal length, sorted by (start, number). A place may hold several steps told as one (`count_of`)."""
 
@@ -61,17 +68,31 @@ class Steps:
 
     def add(self, step: Step) -> None:
         """Take a finished step in; the same step again changes nothing."""
-        place = len(self.starts)
-        if place and step.start_ns <= self.starts[-1]:
-            place = self._place_of(step)
-        if place < len(self) and (self.starts[place], self.numbers[place]) == (step.start_ns, step.number):
-            self.ends[place] = max(self.ends[place], step.end_ns)
+        if not self.starts or (step.start_ns > self.starts[-1] and step.start_ns >= self.ends[-1]):
+            self._append(step)
         else:
-            self._insert(place, step.number, step.start_ns, step.end_ns)
+            self._insert(step)
         if step.recompiled:
             self.marks.add(step.start_ns)
         if step.steps > 1:
             self._counts[step.start_ns] = max(self._counts.get(step.start_ns, 1), step.steps)
+
+    def _append(self, step: Step) -> None:
+        if self._runs is not None and self.numbers and step.number <= self.numbers[-1]:
+            self._runs.append(len(self.numbers))
+        self.numbers.append(step.number)
+        self.starts.append(step.start_ns)
+        self.ends.append(step.end_ns)
+
+    def _insert(self, step: Step) -> None:
+        place = self._place_of(step)
+        if place < len(self) and (self.starts[place], self.numbers[place]) == (step.start_ns, step.number):
+            self.ends[place] = max(self.ends[place], step.end_ns)
+        else:
+            self._runs = None
+            self.numbers.insert(place, step.number)
+            self.starts.insert(place, step.start_ns)
+            self.ends.insert(place, step.end_ns)
         self.tangled |= self._is_tangled(place)
 
     def _place_of(self, step: Step) -> int:
@@ -79,15 +100,6 @@ class Steps:
         while place < len(self) and (self.starts[place], self.numbers[place]) < (step.start_ns, step.number):
             place += 1
         return place
-
-    def _insert(self, place: int, number: int, start_ns: int, end_ns: int) -> None:
-        if place < len(self):
-            self._runs = None
-        elif self._runs is not None and place and number <= self.numbers[-1]:
-            self._runs.append(place)
-        self.numbers.insert(place, number)
-        self.starts.insert(place, start_ns)
-        self.ends.insert(place, end_ns)
 
     def _is_tangled(self, place: int) -> bool:
         follows = place == 0 or self.ends[place - 1] <= self.starts[place]
@@ -113,6 +125,8 @@ class Steps:
 
     def places(self, cut: int | None) -> list[tuple[int, int]]:
         """Ranges of places [first, end) whose steps are lost when the run went on from step `cut`, in order."""
+        if cut is None and not self.runs:
+            return []
         ranges = []
         bounds = [0, *self.runs, len(self)]
         for first, end in zip(reversed(bounds[:-1]), reversed(bounds[1:]), strict=True):
@@ -138,15 +152,11 @@ class Steps:
         start_ns += (self.ends[first] - start_ns) * kept // self.count_of(first)
         return Lost(start_ns, max(self.ends[first:end]), count - kept)
 
-    def kept_and_lost(self, cut: int | None, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """How many steps that ended in (start_ns, end_ns] were kept and lost when the run went on from step `cut`."""
-        first, end = bisect_right(self.ends, start_ns), bisect_right(self.ends, end_ns)
-        lost = sum(
-            self.count(max(first, begin), min(end, finish))
-            for begin, finish in self.places(cut)
-            if max(first, begin) < min(end, finish)
-        )
-        return self.count(first, max(first, end)) - lost, lost
+    def made_by(self, cut: int | None, end_ns: int) -> Count:
+        """How many steps that ended by `end_ns` were kept and lost when the run went on from step `cut`."""
+        end = bisect_right(self.ends, end_ns)
+        lost = sum(self.count(first, min(end, last)) for first, last in self.places(cut) if first < end)
+        return Count(self.count(0, end) - lost, lost)
 
     def last_kept(self, cut: int | None, until_ns: int) -> int | None:
         """Number of the last step that ended by `until_ns` and was kept when the run went on from step `cut`."""

@@ -32,7 +32,7 @@ class _Chunk:
 class Track:
     """A line of time from `start_ns` to `end_ns`, each instant under one code; `UNCOVERED`: nothing painted."""
 
-    __slots__ = ("_chunks", "_edges", "_keys", "_prefix", "end_ns")
+    __slots__ = ("_chunks", "_edges", "_keys", "_newest", "_prefix", "end_ns")
 
     def __init__(self, keys: list[tuple[int, int, str]]) -> None:
         self._keys = keys
@@ -42,6 +42,7 @@ class Track:
         """Nothing is painted any more."""
         self._chunks: list[_Chunk] = []
         self._edges: list[int] = []
+        self._newest = _Chunk()
         self._prefix: list[Sums] = [{}]
         self.end_ns = 0
 
@@ -66,15 +67,17 @@ class Track:
         self._push(start_ns, end_ns, code)
 
     def _push(self, start_ns: int, end_ns: int, code: int) -> None:
-        chunk = self._chunks[-1] if self._chunks else None
-        if chunk is None or (len(chunk.codes) >= CHUNK_SEGMENTS and chunk.codes[-1] != code):
-            chunk = _Chunk()
-            self._chunks.append(chunk)
-            self._edges.append(start_ns)
-        if not chunk.codes or chunk.codes[-1] != code:
+        chunk = self._newest
+        codes = chunk.codes
+        if not codes or codes[-1] != code:
+            if not codes or len(codes) >= CHUNK_SEGMENTS:
+                chunk = self._newest = _Chunk()
+                self._chunks.append(chunk)
+                self._edges.append(start_ns)
             chunk.starts.append(start_ns)
             chunk.codes.append(code)
-        chunk.sums[code] = chunk.sums.get(code, 0) + end_ns - start_ns
+        sums = chunk.sums
+        sums[code] = sums.get(code, 0) + end_ns - start_ns
         self.end_ns = end_ns
 
     def _repaint(self, start_ns: int, end_ns: int, code: int) -> None:
@@ -96,6 +99,7 @@ class Track:
         chunks = [_chunk_of(segments[at : at + CHUNK_SEGMENTS]) for at in range(0, len(segments), CHUNK_SEGMENTS)]
         self._chunks[first:last] = chunks
         self._edges[first:last] = [chunk.starts[0] for chunk in chunks]
+        self._newest = self._chunks[-1]
         del self._prefix[first + 1 :]
 
     def total(self) -> Sums:

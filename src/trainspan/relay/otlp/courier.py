@@ -1,24 +1,28 @@
 """Takes the lines of a journal to an endpoint, one after the other.
 
 A batch that is not taken is kept and tried again: the endpoint may be down, restarting, or missing a token that
-somebody is about to give it. But one batch that the endpoint will never take must not hold up all behind it. Its
-answers cannot tell the two apart (a wrong path and a bad batch are both 400 somewhere), so the batch behind is tried:
-if that one is taken and the first is refused once more, it is the batch, and it is dropped and counted.
+somebody is about to give it. But batches that the endpoint will never take must not hold up all behind them. Its
+answers cannot tell the two apart (a wrong path and a bad batch are both 400 somewhere), so a batch further behind is
+tried: if that one is taken, those before it are tried once more, and what is refused then is dropped and counted.
 """
 
 import random
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
-from trainspan.relay.otlp.delivery import Delivery, Outcome
+from trainspan.relay.otlp.delivery import Outcome
+from trainspan.relay.otlp.destinations import Destination
 from trainspan.relay.otlp.journal import Complain, Journal, Line
 
 Step: TypeAlias = Literal["moved", "empty", "stuck"]
 
 PATIENCE_REFUSED: Final = 3
-"""Refusals of one batch before the one behind it is tried."""
+"""Refusals of the first batch before one behind it is tried."""
 
 PATIENCE_UNANSWERED: Final = 20
 """The same, where the endpoint was gone or busy: gRPC calls a batch that is too large a shortage, too."""
+
+PROBE_MAX_LINES: Final = 64
+"""How far behind the first batch another is tried."""
 
 BACKOFF_FIRST_S: Final = 0.5
 BACKOFF_MAX_S: Final = 30.0
@@ -27,29 +31,40 @@ BACKOFF_MAX_S: Final = 30.0
 _JITTER = random.Random()
 
 
+class Endpoint(Protocol):
+    """Where a courier goes: a `Delivery`, or a test's fake."""
+
+    @property
+    def destination(self) -> Destination:
+        """What it is called."""
+
+    def send(self, text: bytes | None) -> Outcome:
+        """What came of one attempt to hand it a line."""
+
+
 class Courier:
     """One journal, one way out, and the counts of what went there.
 
     `delivered`: batches taken. `failures`: attempts that were not. `refusals`: of the batch that is first now.
     """
 
-    def __init__(self, journal: Journal, delivery: Delivery, complain: Complain):
+    def __init__(self, journal: Journal, endpoint: Endpoint, complain: Complain):
         self.delivered = 0
         self.failures = 0
         self.refusals = 0
         self.last = Outcome("accepted")
         self._journal = journal
-        self._delivery = delivery
+        self._endpoint = endpoint
         self._complain = complain
 
     def step(self) -> Step:
         """Try the first line: it is done with ("moved"), there is none ("empty"), or it is not taken ("stuck")."""
         try:
             line = self._journal.first()
+            return "empty" if line is None else self._take(line)
         except OSError as error:
-            self._complain(f"{self._journal.path.name} read", f"{self._journal.path} cannot be read ({error.strerror})")
+            self._complain_of(f"{self._journal.path} cannot be read ({error.strerror}); it is tried again", "read")
             return "stuck"
-        return "empty" if line is None else self._take(line)
 
     @property
     def is_refused(self) -> bool:
@@ -71,37 +86,43 @@ class Courier:
         else:
             self.refusals += 1
             self._complain_of(
-                f"{self._delivery.destination.place} does not take {self._delivery.destination.signal} "
+                f"{self._endpoint.destination.place} does not take {self._endpoint.destination.signal} "
                 f"({outcome.reason}); they are kept in {self._journal.path} and tried again",
                 "refused",
             )
             patience = PATIENCE_REFUSED if outcome.verdict == "refused" else PATIENCE_UNANSWERED
-            if self.refusals < patience or not self._passed(line):
+            overdue = self.refusals - patience
+            # Further each time: the whole of an attempt's batches can share what is wrong with one.
+            if overdue < 0 or not self._passed(line, min(1 << overdue, PROBE_MAX_LINES)):
                 return "stuck"
         return "moved"
 
-    def _passed(self, line: Line) -> bool:
-        """Whether the line behind `line` was taken; then both are done with, and `line` is dropped if need be."""
-        behind = self._journal.after(line)
-        dropped = 0
-        while behind is not None and (outcome := self._send(behind)).verdict != "accepted":
-            if outcome.verdict != "unreadable":
-                return False
-            dropped += 1
-            behind = self._journal.after(behind)
-        if behind is None:
+    def _passed(self, line: Line, distance: int) -> bool:
+        """Whether the line `distance` behind `line` was taken. All up to it are done with then."""
+        probe = line
+        for _ in range(distance):
+            behind = self._journal.after(probe)
+            if behind is None:
+                break
+            probe = behind
+        if probe == line or self._send(probe).verdict != "accepted":
             return False
-        # The endpoint may have come back just now.
-        late = self._send(line).verdict == "accepted"
-        if not late:
+        taken, refused = 1, 0
+        again: Line | None = line
+        # The endpoint may have come back just now, so each has one more chance.
+        while again is not None and again.start < probe.start:
+            accepted = self._send(again).verdict == "accepted"
+            taken, refused = taken + accepted, refused + (not accepted)
+            again = self._journal.after(again)
+        if refused:
             self._complain_of(
-                f"{self._delivery.destination.place} takes other batches but not this one; dropped", "batch"
+                f"{self._endpoint.destination.place} takes others, but not all: {refused} dropped", "batch"
             )
-        self._done_with(behind, delivered=1 + late, dropped=dropped + (not late))
+        self._done_with(probe, delivered=taken, dropped=refused)
         return True
 
     def _send(self, line: Line) -> Outcome:
-        self.last = self._delivery.send(line.text)
+        self.last = self._endpoint.send(line.text)
         if self.last.verdict in ("refused", "unanswered"):
             self.failures += 1
         return self.last

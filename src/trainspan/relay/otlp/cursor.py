@@ -35,10 +35,9 @@ def load(path: Path) -> Cursor:
     """The cursor in `path`; the start, if there is none that can be read."""
     try:
         fields = json.loads(path.read_bytes())
-        cursor = Cursor(*(int(fields[name]) for name in Cursor._fields))
+        return Cursor(*(int(fields[name]) for name in Cursor._fields))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return START
-    return cursor if min(cursor) >= 0 else START
 
 
 def save(path: Path, cursor: Cursor) -> None:

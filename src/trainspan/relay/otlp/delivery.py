@@ -45,8 +45,13 @@ class Delivery:
     """
 
     def __init__(self, destination: Destination):
-        self.destination = destination
+        self._destination = destination
         self._exporter: Any = exporters.build(destination)
+
+    @property
+    def destination(self) -> Destination:
+        """Where it goes."""
+        return self._destination
 
     def send(self, text: bytes | None) -> Outcome:
         """Send one line, with the SDK's own retries: returns after its timeout at the latest, or never raises.
@@ -54,7 +59,7 @@ class Delivery:
         Args:
             text: the line; None is one that is too long to be ours.
         """
-        batch = Unreadable("too long") if text is None else decode(self.destination.signal, text)
+        batch = Unreadable("too long") if text is None else decode(self._destination.signal, text)
         if isinstance(batch, Unreadable):
             return Outcome("unreadable", batch.reason)
         with listening() as heard:

@@ -110,7 +110,8 @@ class Journal:
         with self._lock:
             done = self._cursor.offset_bytes == self._size_bytes >= TRIM_BYTES
             if done and not self._closed:
-                self._cut_front(self._size_bytes)
+                with contextlib.suppress(OSError):  # then it is tried again behind the next line
+                    self._cut_front(self._size_bytes)
 
     @property
     def pending_bytes(self) -> int:

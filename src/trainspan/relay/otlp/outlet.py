@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,11 +67,15 @@ class Outlet:
     ):
         complain = Complaints(log)
         self._lanes: dict[Signal, _Lane] = {}
-        for signal in SIGNALS:
-            kind, delivery = _way_out(signal, environ, complain)
-            if kind != "none":
-                path, claimed = claim(folder, signal, node_rank)
-                self._lanes[signal] = _Lane(signal, Journal(path, claimed, spool_bytes, complain), delivery, complain)
+        with ExitStack() as undone:
+            for signal in SIGNALS:
+                kind, delivery = _way_out(signal, environ, complain)
+                if kind != "none":
+                    path, claimed = claim(folder, signal, node_rank)
+                    journal = Journal(path, claimed, spool_bytes, complain)
+                    self._lanes[signal] = _Lane(signal, journal, delivery, complain)
+                    undone.callback(self._lanes[signal].close, 0.0)
+            undone.pop_all()
 
     def put_spans(self, spans: Sequence[ReadableSpan]) -> None:
         """Keep and deliver finished spans."""

@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+_SDK = "opentelemetry"
+_TRANSPORT = "urllib3"  # tells every connection, at level DEBUG; of interest to nobody
+
 _here = threading.local()
 
 
@@ -47,7 +50,8 @@ class _Ear(logging.Filter):
         heard: Heard | None = getattr(_here, "heard", None)
         if heard is None:
             return True
-        heard.records.append(record)
+        if record.name.startswith(_SDK):
+            heard.records.append(record)
         return False
 
 
@@ -72,7 +76,7 @@ def _attend() -> None:
     if getattr(_here, "loggers", None) == len(loggers):
         return  # no logger has been made since this thread looked
     for name, logger in list(loggers.items()):
-        if name.startswith("opentelemetry") and isinstance(logger, logging.Logger) and _EAR not in logger.filters:
+        if name.startswith((_SDK, _TRANSPORT)) and isinstance(logger, logging.Logger) and _EAR not in logger.filters:
             # First, because the exporters have filters that swallow what they have seen before.
             logger.filters.insert(0, _EAR)
     _here.loggers = len(loggers)

@@ -1,0 +1,209 @@
+"""Processes that record: each function is one, started by `start` and spoken with over its pipes."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.unit.recordings import FIRST_WORD, Recording, record_into
+from trainspan.errors import RecordingRefused
+from trainspan.recording import layout
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PATIENCE_S = 60
+
+
+class Program:
+    """One function of this module, running in a process of its own; killed at the end of the block."""
+
+    def __init__(self, function: Any, *arguments: object):
+        command = [sys.executable, "-m", __name__, function.__name__, *map(str, arguments)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+        )
+
+    def __enter__(self) -> "Program":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate(timeout=PATIENCE_S)
+
+    def said(self) -> str:
+        """The next line it prints."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().rstrip("\n")
+
+    def go_on(self) -> None:
+        """Let it pass its `_wait`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def kill(self) -> None:
+        """Kill it, and return when it is gone."""
+        self._process.kill()
+        self._process.wait(PATIENCE_S)
+
+    def ended(self) -> int:
+        """Wait for its end; its exit code."""
+        return self._process.wait(PATIENCE_S)
+
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+
+def _say(text: object) -> None:
+    print(text, flush=True)
+
+
+def _wait() -> None:
+    sys.stdin.readline()
+
+
+def _begin(directory: str, capacity: str) -> Recording:
+    recording = record_into(Path(directory), int(capacity))
+    _say(recording.writer.path)
+    return recording
+
+
+def mark_at_full_speed(directory: str, capacity: str, marks: str) -> None:
+    """Say where; then, when told, end `marks` steps without a pause and close."""
+    writer, marker = _begin(directory, capacity)
+    _wait()
+    step = marker.step
+    for _ in range(int(marks)):
+        step(0)
+    writer.close(time.monotonic_ns())
+
+
+def die_in_a_mark(directory: str, capacity: str, marks: str) -> None:
+    """End `marks` steps, store one half of the next mark and be killed."""
+    writer, marker = _begin(directory, capacity)
+    for _ in range(int(marks)):
+        marker.step(0)
+    writer.words[FIRST_WORD + 2 * (int(marks) % int(capacity)) + 1] = layout.ABORT
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def live(directory: str, capacity: str) -> None:
+    """Record, and wait to be killed."""
+    recording = _begin(directory, capacity)
+    _wait()
+    recording.writer.close(1)
+
+
+def live_twice(directory: str, capacity: str) -> None:
+    """Record, fork a child that lives on with all that was open, and wait to be killed. The child says who it is."""
+    recording = _begin(directory, capacity)
+    if os.fork() == 0:
+        _say(os.getpid())
+        threading.Event().wait(PATIENCE_S)
+    _wait()
+    recording.writer.close(1)
+
+
+def abandon_in_a_child(directory: str, capacity: str) -> None:
+    """Record, and have a forked child let go of the recording, as the recorder does after a fork."""
+    writer, _marker = _begin(directory, capacity)
+    child = os.fork()
+    if child == 0:
+        writer.abandon()
+        os._exit(0)
+    os.waitpid(child, 0)
+    _say("abandoned")
+    _wait()
+
+
+def leave_at_once(directory: str, capacity: str) -> None:
+    """Record, and end without running anything at exit."""
+    recording = _begin(directory, capacity)
+    _wait()
+    os._exit(0 if recording.writer.words else 1)
+
+
+def leave_unclosed(directory: str, capacity: str) -> None:
+    """Record, and end as programs do, but nobody closes the recording."""
+    recording = _begin(directory, capacity)
+    _wait()
+    recording.marker.step(0)
+
+
+def leave_in_order(directory: str, capacity: str) -> None:
+    """Record, close, and live on."""
+    writer, _marker = _begin(directory, capacity)
+    _wait()
+    writer.close(time.monotonic_ns())
+    _say("closed")
+    _wait()
+
+
+def make_many(directory: str, capacity: str, count: str) -> None:
+    """When told, make `count` recordings and keep them open until told again."""
+    _say("ready")
+    _wait()
+    recordings = [record_into(Path(directory), int(capacity)) for _ in range(int(count))]
+    _say(len(recordings))
+    _wait()
+
+
+def record_on_a_full_disk(directory: str, capacity: str, file_bytes: str) -> None:
+    """Say why no recording can be made where no file may be larger than `file_bytes`; then how many it left open."""
+    before = _open_files()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(file_bytes), int(file_bytes)))
+    _say_refusal(directory, capacity)
+    _say(_open_files() - before)
+
+
+def record_with_few_files(directory: str, capacity: str) -> None:
+    """Say why no recording can be made where the ring can be opened and mapped, and nothing else."""
+    before = _open_files()
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 2, hard))
+    _say_refusal(directory, capacity)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    _say(_open_files() - before)
+
+
+def record_as_nobody(directory: str, capacity: str) -> None:
+    """Say why no recording can be made in a directory that this user may not write."""
+    if os.geteuid() == 0:
+        os.setuid(65534)
+    _say_refusal(directory, capacity)
+
+
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _say_refusal(directory: str, capacity: str) -> None:
+    try:
+        record_into(Path(directory), int(capacity))
+    except RecordingRefused as refused:
+        _say(refused)
+    else:
+        _say("it was made")
+
+
+def append_until_full(directory: str, capacity: str, file_bytes: str) -> None:
+    """Append events of 100 bytes and more to a log that may have `file_bytes`; then, with room again, one more."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writer, _marker = _begin(directory, capacity)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(file_bytes), hard))
+    kept = [writer.append_event({"ts": number, "event": "x" * 100}) for number in range(1, 101)]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    kept.append(writer.append_event({"ts": 101, "event": "room again"}))
+    writer.close(1)
+    _say(" ".join(str(number) for number, was_kept in enumerate(kept, start=1) if was_kept))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
