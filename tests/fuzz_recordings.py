@@ -1,4 +1,6 @@
-"""Damages recordings at random and reads them, for as long as one likes: `python -m tests.fuzz_recordings 20000 --seed 7`.
+"""Damages recordings at random and reads them, for as long as one likes.
+
+    python -m tests.fuzz_recordings 20000 --seed 7
 
 What is found is printed as an entry for `tests/data/recordings/damages.json`, and ends the run with exit code 1.
 """
@@ -38,7 +40,7 @@ def main() -> int:
             outcomes[kind] += 1
             found += kind.startswith("FOUND")
     for kind, times in outcomes.most_common():
-        print(f"{times:8d}  {kind}")
+        sys.stdout.write(f"{times:8d}  {kind}\n")
     return 1 if found else 0
 
 
@@ -59,7 +61,7 @@ def _try(seed: int, path: Path) -> str:
     began_s = time.perf_counter()
     try:
         outcome = read_through(path, damage_again)
-    except Exception:
+    except Exception:  # noqa: BLE001 - whatever it is, it is what we are looking for
         traceback.print_exc()
         return _found("it raised", seed, name, before, while_open)
     if time.perf_counter() - began_s > SLOW_S:
@@ -70,8 +72,8 @@ def _try(seed: int, path: Path) -> str:
 
 
 def _found(what: str, seed: int, name: str, before: list[list[object]], while_open: list[list[object]]) -> str:
-    print(f"seed {seed}: {what}")
-    print(json.dumps({"name": "?", "base": name, "edits": before, "while_open": while_open}), flush=True)
+    entry = {"name": "?", "base": name, "edits": before, "while_open": while_open}
+    sys.stdout.write(f"seed {seed}: {what}\n{json.dumps(entry)}\n")
     return f"FOUND: {what}"
 
 

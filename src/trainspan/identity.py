@@ -33,17 +33,19 @@ def identify(settings: Settings, environ: Mapping[str, str], role: str) -> Ident
     scheduler_restarts = _number(environ, ("SLURM_RESTART_COUNT",), 0)
     per_allocation = _number(environ, ("TORCHELASTIC_MAX_RESTARTS",), 0) + 1
     run, launcher = _run_of(settings, environ)
-    attempt = settings.attempt
+    # A requeued job starts torchrun's count again: each allocation owns `max_restarts + 1` numbers.
+    first = scheduler_restarts * per_allocation if settings.attempt is None else settings.attempt
     return Identity(
         role=role,
         run=run,
-        # A requeued job starts torchrun's count again: each allocation owns `max_restarts + 1` numbers.
-        attempt=scheduler_restarts * per_allocation + elastic_restarts if attempt is None else attempt,
+        attempt=first + elastic_restarts,
         rank=_number(environ, ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"), 0),
         local_rank=_number(environ, ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"), 0),
         node_rank=_number(environ, ("GROUP_RANK", "NODE_RANK", "SLURM_NODEID"), 0),
         world_size=_number(environ, ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"), 1),
-        local_world_size=_number(environ, ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), 1),
+        local_world_size=_number(
+            environ, ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"), 1
+        ),
         host=os.uname().nodename,
         pid=os.getpid(),
         launcher=launcher,

@@ -27,7 +27,6 @@ _AGENT_SCRIPTS = ("torchrun", "accelerate", "accelerate-launch")
 _AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _HELPER_MARKERS = (
     "multiprocessing.resource_tracker",
-    "multiprocessing.forkserver",
     "torch/_inductor/compile_worker",
     "torch._inductor.compile_worker",
 )
@@ -45,7 +44,8 @@ def role_of(argv: "Sequence[str]", environ: "Mapping[str, str]", pid: int) -> st
     option, program = _program_of(argv)
     if any(marker in program for marker in _HELPER_MARKERS):
         return Role.HELPER
-    if "multiprocessing.spawn" in program:
+    # A fork server's children inherit what it loads here: they may be ranks, as those of mp.spawn.
+    if "multiprocessing.spawn" in program or "multiprocessing.forkserver" in program:
         return Role.SPAWNED
     if "TORCHELASTIC_RUN_ID" not in environ and _launches(option, program):
         return Role.AGENT

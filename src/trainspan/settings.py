@@ -144,7 +144,8 @@ VARIABLES = (
         "TRAINSPAN_ATTEMPT",
         "",
         "use a number from 0",
-        "Number of this incarnation of the run. Unset: from the restart counts of the scheduler and torchrun.",
+        "Number of this incarnation of the run; torchrun's own restarts count on from it. "
+        "Unset: from the restart counts of the scheduler and torchrun.",
         _count,
     ),
     Variable(

@@ -68,6 +68,11 @@ def status(folder: Path) -> dict[str, Any]:
     return found
 
 
+def running(folder: Path) -> set[str]:
+    """The services of `folder` that run."""
+    return {name for name, service in status(folder)["services"].items() if service["running"]}
+
+
 def get_json(url: str) -> Any:
     """The JSON at `url`; None where there is nothing, or nobody yet."""
     try:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import requests
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics import MeterProvider
@@ -75,10 +76,14 @@ def send_spans(
     endpoint: str, spans: tuple[ReadableSpan, ...], *, tls: Path | None = None, client: str = "client"
 ) -> bool:
     """Whether the endpoint took them. `tls`: the folder of certificates; `client`: which one to show, or none."""
+    session = requests.Session()
+    # Else REQUESTS_CA_BUNDLE, where it is set, takes the place of `certificate_file`.
+    session.trust_env = False
     shown = tls / client if tls is not None and client else None
     exporter = OTLPSpanExporter(
         endpoint=f"{endpoint}/v1/traces",
         timeout=TIMEOUT_S,
+        session=session,
         certificate_file=None if tls is None else str(tls / "ca.crt"),
         client_certificate_file=None if shown is None else f"{shown}.crt",
         client_key_file=None if shown is None else f"{shown}.key",

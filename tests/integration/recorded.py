@@ -70,6 +70,14 @@ def start(script: str, *arguments: str, state: Path | None = None, **more: str) 
     return Training([sys.executable, str(SCRIPTS / script), *arguments], state, more)
 
 
+def start_ranks(ranks: int, script: str, *arguments: str, state: Path | None = None, **more: str) -> Training:
+    """The same under torchrun."""
+    # The shared store of torch 2.13 leaves stale keys to a second rendezvous on gloo.
+    more = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **more}
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return Training([sys.executable, *launcher, str(SCRIPTS / script), *arguments], state, more)
+
+
 def _switches(state: Path | None) -> dict[str, str]:
     if state is None:
         return {}

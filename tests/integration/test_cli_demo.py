@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import trainspan
 from trainspan.cli.demo import find_script
 
 
@@ -34,7 +35,7 @@ def test_demo_without_torch_says_how_to_get_it(tmp_path: Path) -> None:
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if not entry.name.startswith("torch"):
             (packages / entry.name).symlink_to(entry)
-    source = find_script().parents[1] / "src"
+    source = Path(trainspan.__file__).parents[1]
     # -S: without the site-packages that have torch.
     command = [sys.executable, "-S", "-m", "trainspan", "demo"]
 

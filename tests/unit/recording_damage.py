@@ -220,7 +220,22 @@ def _draw_mark(draw: random.Random) -> Edit:
 def _draw_identity(draw: random.Random) -> Edit:
     fields = json.loads(bytes(base("killed").ring[layout.IDENTITY_OFFSET :]).partition(b"\0")[0])
     name = draw.choice(list(fields))
-    values = ("", "..", "a/b", "\0", "\ud800", -1, 1 << 63, 1.5, True, None, [], {"a": 1}, "9" * 2000, fields[name])
+    values: tuple[Any, ...] = (
+        "",
+        "..",
+        "a/b",
+        "\0",
+        "\ud800",
+        -1,
+        1 << 63,
+        1.5,
+        True,
+        None,
+        [],
+        {"a": 1},
+        "9" * 2000,
+        fields[name],
+    )
     fields[draw.choice((name, "more"))] = draw.choice(values)
     return ["identity", json.dumps(fields, ensure_ascii=draw.random() < 0.5)[: draw.choice((3000, 40))]]
 

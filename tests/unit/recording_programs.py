@@ -60,7 +60,8 @@ class Program:
 
 
 def _say(text: object) -> None:
-    print(text, flush=True)
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def _wait() -> None:

@@ -118,6 +118,7 @@ def test_run_is_named_by_who_knows_best(environ: dict[str, str], run: str, launc
         ({"SLURM_RESTART_COUNT": "2", "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "3"}, 9),
         ({"SLURM_RESTART_COUNT": "2", "TRAINSPAN_ATTEMPT": "5"}, 5),
         ({"SLURM_RESTART_COUNT": "2", "TRAINSPAN_ATTEMPT": "0"}, 0),
+        ({"TRAINSPAN_ATTEMPT": "5", "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}, 7),
     ],
 )
 def test_attempt_counts_every_restart_once(environ: dict[str, str], attempt: int) -> None:

@@ -24,7 +24,7 @@ def numbers_after(passed: int, look: Look) -> int:
 
 @pytest.mark.parametrize(("capacity", "marks"), [(CAPACITY, 400_000), (1 << 16, 400_000)])
 def test_writer_at_full_speed_is_followed(tmp_path: Path, capacity: int, marks: int) -> None:
-    """The relay shares nothing with the rank but the file: no mark twice, none out of place, the missing ones counted."""
+    """The relay shares but a file with the rank: no mark twice, none out of place, the missing ones counted."""
     with Program(programs.mark_at_full_speed, tmp_path, capacity, marks) as program:
         reader = opened(Path(program.said()))
         looks = [reader.look()]

@@ -49,12 +49,12 @@ RANKS = [
 HELPERS = [
     ["-c", TRACKER],
     [*FLAGS, "-c", TRACKER],
-    ["-c", FORKSERVER],
     [COMPILE_WORKER, "--pickler=torch._inductor.compile_worker.subproc_pool.SubprocPickler", "--kind=fork"],
     [*FLAGS, COMPILE_WORKER, "--kind=fork", "--workers=2", "--parent=4711"],
     ["-m", "torch._inductor.compile_worker", "--workers=2"],
 ]
 SPAWNS = [
+    ["-c", FORKSERVER],
     ["-c", SPAWN, "--multiprocessing-fork"],
     [*FLAGS, "-c", SPAWN, "--multiprocessing-fork"],
 ]

@@ -78,7 +78,8 @@ def _parse_identity(text: bytes) -> Identity | None:
 
 
 def _is_name(value: object) -> bool:
-    return isinstance(value, str) and value.isprintable() and "/" not in value
+    # Folders are named after it, and terminals and exporters take it: `..`, escapes and half characters stay out.
+    return isinstance(value, str) and value[:1] not in ("", ".") and value.isprintable() and "/" not in value
 
 
 def is_count(value: object) -> bool:

@@ -21,8 +21,8 @@ Header, by word index:
     64 LAPS              how often the ring has been filled; written by the rank before the first mark of a lap
     65 CLOSED            monotonic ns of an orderly close; 0 while open and after a kill
     66 EVENTS_DROPPED    events the rank did not append, because the log was at its bound or the disk full
-    from byte 1024       the identity: a JSON object with the fields of `trainspan.identity.Identity`; its texts are
-                         printable and hold no `/`: they name folders
+    from byte 1024       the identity: a JSON object with the fields of `trainspan.identity.Identity`; its texts can
+                         name folders: printable, without `/`, not empty, not beginning with `.`
 
 Ring: `CAPACITY` marks of two words, the time first:
 

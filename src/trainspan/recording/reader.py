@@ -156,7 +156,7 @@ class RecordingReader:
         text = self._pread(layout.WORD_LAPS * layout.WORD_BYTES, layout.LIVE_WORDS.size)
         if len(text) < layout.LIVE_WORDS.size:
             self.errors += 1
-            return self._published // self.capacity, 0, 0
+            return -1, 0, 0
         laps, closed_ns, dropped = layout.LIVE_WORDS.unpack(text)
         return laps, closed_ns, dropped
 
@@ -196,14 +196,13 @@ class RecordingReader:
         return published, newest_ns
 
     def _check_rest(self) -> None:
-        """Behind the newest mark of a writer that is gone lie the marks of the lap before, or nothing in the first."""
+        """Behind the newest mark of a writer that is gone lie marks of the lap before, or nothing in the first lap."""
         floor = self._live_words()[0] * self.capacity
-        oldest_ns, newest_ns = (1, self._newest_ns) if floor else (0, 0)
-        for slot in range(self._published - floor, self.capacity, _CHUNK_MARKS):
-            times = self._times_from(slot)
-            if not times or min(times) < oldest_ns or max(times) > newest_ns:
-                self.errors += 1  # a mark in the middle is damaged: what was newest ends before it
-                return
+        if self._published < floor + self.capacity:
+            times = self._times_from(self._published - floor)
+            oldest_ns, newest_ns = (1, self._newest_ns) if floor else (0, 0)
+            if times and not oldest_ns <= min(times) <= max(times) <= newest_ns:
+                self.errors += 1  # what was taken for the newest mark stands before a damaged one
 
     def _times_from(self, slot: int) -> list[int]:
         count = min(_CHUNK_MARKS, self.capacity - slot)

@@ -9,15 +9,12 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from opentelemetry.sdk._logs import ReadableLogRecord
-from opentelemetry.sdk.trace import ReadableSpan
-
 from trainspan.identity import Identity
 from trainspan.relay.follower import RankFollower
 from trainspan.relay.signals.attempts import attempt_span, process_spans, segment_span
-from trainspan.relay.signals.logs import died_record, exception_record
+from trainspan.relay.signals.logs import Record, died_record, exception_record
 from trainspan.relay.signals.sampling import Sampling, StepSampler
-from trainspan.relay.signals.spans import RankPart, step_spans
+from trainspan.relay.signals.spans import RankPart, Span, step_spans
 from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_times_of
 from trainspan.relay.timeline.segments import Segment
 
@@ -32,8 +29,8 @@ MOST_DECIDED: Final = 1024
 class Output(NamedTuple):
     """What an attempt has to tell since it was last asked. `cut`: spans left out at the bound of a trace."""
 
-    spans: list[ReadableSpan]
-    records: list[ReadableLogRecord]
+    spans: list[Span]
+    records: list[Record]
     cut: int
 
 
@@ -187,7 +184,7 @@ class Assembly:
         start_unix_ns = min(f.source.unix_of(f.reader.process_start_ns) for f in self.followers)
         self._tell([attempt_span(first.source, start_unix_ns, ends)], 0)
 
-    def _tell(self, spans: list[ReadableSpan], cut: int) -> None:
+    def _tell(self, spans: list[Span], cut: int) -> None:
         self._output.spans.extend(spans)
         self._output = self._output._replace(cut=self._output.cut + cut)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-import torch
 from torch.optim import optimizer as optim
 from torch.optim.optimizer import Optimizer
 
@@ -93,7 +92,6 @@ def _hooks(
 ) -> tuple[Callable[[Any, Any, Any], None], Callable[[Any, Any, Any], None]]:
     enter, resume, step, abort, mine = marker.enter, marker.resume, marker.step, marker.abort, marker.mine
     wrapper = _step_wrapper_code()
-    is_compiling = torch.compiler.is_compiling
     depth = 0
     outer = 0
 
@@ -108,8 +106,6 @@ def _hooks(
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal depth, outer
-        if is_compiling():
-            return
         if depth:
             if not mine():
                 return
@@ -128,7 +124,7 @@ def _hooks(
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal depth
-        if is_compiling() or not mine():
+        if not mine():
             return
         if depth != 1:
             depth = max(0, depth - 1)
@@ -140,6 +136,10 @@ def _hooks(
         else:
             resume(outer)
 
+    for hook in (before, after):
+        # A compiler that traces `step` calls the hooks as they are. Stepping aside, as other hooks do, would leave no
+        # step at all where the optimizer is compiled. Every torch so far breaks its graph in `step` by itself.
+        hook._torchdynamo_disable = True  # type: ignore[attr-defined]
     marker.guard_optimizer(runs)
     return before, after
 

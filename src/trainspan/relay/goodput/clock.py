@@ -102,7 +102,7 @@ class Clock:
         """ns under each code in [start_ns, end_ns), as far as the clock ran."""
         sums = self._sums_before(end_ns)
         for code, length_ns in self._sums_before(start_ns).items():
-            sums[code] -= length_ns
+            sums[code] = sums.get(code, 0) - length_ns
         return sums
 
     def steps(self, start_ns: int, end_ns: int) -> Count:

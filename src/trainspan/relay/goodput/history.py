@@ -185,6 +185,15 @@ class RunHistory:
                 reached = resume.step
         return disruptions
 
+    def saves(self) -> list[tuple[int, int, int]]:
+        """(attempt, first step that is not in it, when the last rank had written it) of every checkpoint, in order."""
+        written: dict[tuple[int, int], int] = {}
+        for (attempt, _), life in self._life.items():
+            for save in life.saves.values():
+                key = attempt, save.step
+                written[key] = max(written.get(key, save.at_ns), save.at_ns)
+        return sorted((attempt, step, at_ns) for (attempt, step), at_ns in written.items())
+
     def thin(self, time_ns: int) -> None:
         """Bound the memory: keep less detail of what lies before `time_ns`.
 

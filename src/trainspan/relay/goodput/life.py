@@ -191,7 +191,7 @@ class Life:
         self.excess.forget(time_ns)
 
     def sums(self, frame: Frame, end_ns: int) -> Sums:
-        """ns under each code from the beginning of the frame to `end_ns`, which lies inside. They add up to its length."""
+        """ns under each code from the beginning of the frame to `end_ns`, inside it. They add up to that length."""
         if end_ns < frame.stop_ns:
             return self._sums(frame, end_ns)
         if self._whole is None or self._whole[:2] != (self.version, frame):

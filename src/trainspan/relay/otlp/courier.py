@@ -21,8 +21,8 @@ PATIENCE_REFUSED: Final = 3
 PATIENCE_UNANSWERED: Final = 20
 """The same, where the endpoint was gone or busy: gRPC calls a batch that is too large a shortage, too."""
 
-PROBE_MAX_LINES: Final = 64
-"""How far behind the first batch another is tried."""
+PROBE_DOUBLINGS: Final = 6
+"""The batch tried is the next one, then 2 behind the first, 4, 8, and so on up to 64."""
 
 BACKOFF_FIRST_S: Final = 0.5
 BACKOFF_MAX_S: Final = 30.0
@@ -67,9 +67,9 @@ class Courier:
             return "stuck"
 
     @property
-    def is_refused(self) -> bool:
-        """Whether the endpoint answers, and has refused the first batch as often as it is asked to reconsider."""
-        return self.last.verdict == "refused" and self.refusals >= PATIENCE_REFUSED
+    def is_hopeless(self) -> bool:
+        """Whether the endpoint answers, and has refused every batch that it was asked to take."""
+        return self.last.verdict == "refused" and self.refusals >= PATIENCE_REFUSED + PROBE_DOUBLINGS
 
     def backoff_s(self) -> float:
         """How long to wait before the next try, after as many refusals as there were."""
@@ -93,7 +93,7 @@ class Courier:
             patience = PATIENCE_REFUSED if outcome.verdict == "refused" else PATIENCE_UNANSWERED
             overdue = self.refusals - patience
             # Further each time: the whole of an attempt's batches can share what is wrong with one.
-            if overdue < 0 or not self._passed(line, min(1 << overdue, PROBE_MAX_LINES)):
+            if overdue < 0 or not self._passed(line, 1 << min(overdue, PROBE_DOUBLINGS)):
                 return "stuck"
         return "moved"
 

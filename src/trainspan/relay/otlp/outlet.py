@@ -214,7 +214,7 @@ class _Sender(threading.Thread):
         if not finishing:
             self._finishing.wait(backoff_s)
             return True
-        if self.courier.is_refused or time.monotonic() + backoff_s >= self._deadline:
+        if self.courier.is_hopeless or time.monotonic() + backoff_s >= self._deadline:
             return False
         time.sleep(backoff_s)
         return True

@@ -18,6 +18,7 @@ from trainspan.relay.otlp.destinations import Destination, Signal, destinations
 from trainspan.relay.otlp.journal import Journal
 
 _UNBOUNDED = 1 << 62
+_WAIT_MAX_S = 0.2  # somebody is watching, and the SDK waits between its own tries
 
 
 class Progress(NamedTuple):
@@ -159,7 +160,7 @@ class _Carrier:
             step = courier.step()
             if step == "moved":
                 news.put(Progress(journal.path.name, total_bytes - journal.pending_bytes, total_bytes))
-            elif step == "empty" or courier.is_refused:
+            elif step == "empty" or courier.is_hopeless:
                 return
             else:
-                self._ended.wait(courier.backoff_s())
+                self._ended.wait(min(courier.backoff_s(), _WAIT_MAX_S))

@@ -1,7 +1,7 @@
 """Log records of the two facts that end a run badly: an exception that nobody caught, and a death without a word."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.context import Context
@@ -19,6 +19,9 @@ EXCEPTION_MESSAGE: Final = "exception.message"
 EXCEPTION_STACKTRACE: Final = "exception.stacktrace"
 
 MOST_FRAMES: Final = 100
+
+Record: TypeAlias = ReadableLogRecord
+"""A finished log record, for whoever carries it without a need to know what it is."""
 
 
 def exception_record(

@@ -10,7 +10,7 @@ phases than its share keeps the failed ones and the longest; with more ranks tha
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Link
@@ -22,6 +22,9 @@ from trainspan.relay.timeline.records import Interval, ProcessEnd, RankStep, pla
 
 MOST_SPANS: Final = 8000
 """Bound of one trace. Source: Jaeger on Elasticsearch shows 10,000; Tempo's 5 MB hold 19,000 of 260 bytes."""
+
+Span: TypeAlias = ReadableSpan
+"""A finished span, for whoever carries it without a need to know what it is."""
 
 UNSET: Final = Status(StatusCode.UNSET)
 _LEFT_BY_EXCEPTION: Final = Status(StatusCode.ERROR, "left by an exception")
