@@ -43,9 +43,9 @@ def ensure_relay(how: str, recording_dir: Path, run_folder: Path, recording: Pat
 def relay_running(recording_dir: Path) -> bool:
     """Whether a relay serves `recording_dir` now."""
     try:
-        descriptor = take_lock(recording_dir)
+        descriptor = _lock(recording_dir, os.O_RDWR)
     except FileNotFoundError:
-        return False  # its relay has taken the directory away
+        return False  # none was ever started, or it has taken the directory away
     if descriptor is None:
         return True
     os.close(descriptor)
@@ -54,7 +54,11 @@ def relay_running(recording_dir: Path) -> bool:
 
 def take_lock(recording_dir: Path) -> int | None:
     """The descriptor that holds the relay's lock; None if a relay has it."""
-    descriptor = os.open(recording_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    return _lock(recording_dir, os.O_RDWR | os.O_CREAT)
+
+
+def _lock(recording_dir: Path, flags: int) -> int | None:
+    descriptor = os.open(recording_dir / LOCK_NAME, flags | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -105,7 +105,10 @@ class Assembly:
         if self._last is not None:
             reason = self._sampler.reason_for_last()
             if reason is not None:
-                self._trace(self._last[1], reason)
+                number, parts = self._last
+                self._trace(parts, reason)
+                for part in parts:
+                    part.follower.summary.note_sampled(number, reason)
         self._tell_attempt()
 
     def _all_ended(self) -> bool:

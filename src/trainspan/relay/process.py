@@ -161,7 +161,8 @@ def start_thread(recording: Path, run_folder: Path, environ: Mapping[str, str]) 
 def fold_recordings(run_folder: Path, environ: Mapping[str, str]) -> int:
     """Take over recordings below `run_folder` that no relay has read; how many there were.
 
-    What they held is then in the run folder's journal, not yet delivered. Recordings that a relay serves now are left.
+    What they held is then in the run folder's journals; `environ` says whether that is delivered from there at once.
+    Recordings that a relay serves now are left.
     """
     folded = 0
     for recording_dir in _unserved_dirs(run_folder / "recordings"):

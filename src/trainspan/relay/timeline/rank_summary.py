@@ -134,6 +134,10 @@ class RankSummary:
             start_unix_ns = anchor.unix_of(step.start_ns)
             self._remember(SlowStep(duration_ns, step.number, start_unix_ns, tuple(phase_times_ns), sampled))
 
+    def note_sampled(self, number: int, reason: str) -> None:
+        """Take over that step `number` got a trace after all."""
+        self._slowest = [s._replace(sampled=reason) if s.number == number else s for s in self._slowest]
+
     def note_end(self, end: ProcessEnd, unfinished: RankStep | None, anchor: Anchor) -> None:
         """Take over how the process ended, and in which unfinished step."""
         at_unix_ns = anchor.unix_of(end.at_ns)

@@ -1,0 +1,144 @@
+"""Time adds up, whatever is told and in whatever order."""
+
+import random
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.goodput_facts import HISTORIES, LONGEST_S, HOSTILE, S, history_of, runs
+from trainspan.relay.goodput.facts import Fact
+from trainspan.relay.goodput.history import JOB, RunHistory
+from trainspan.relay.goodput.queries import Scope, Window, account_ns, report, reports
+
+TIME = st.integers(-50, 3 * LONGEST_S).map(lambda time: time * S + time % 7)
+TIMES = st.lists(TIME, min_size=2, max_size=5).map(sorted)
+NOW = st.none() | TIME
+
+
+def scopes_of(history: RunHistory) -> list[Scope]:
+    """The job, every rank, every node and every attempt."""
+    ranks = [Scope(rank=rank) for rank in history.ranks]
+    nodes = [Scope(node=node) for node in history.nodes]
+    return [Scope(), *ranks, *nodes, *(Scope(attempt=attempt) for attempt in history.attempts)]
+
+
+def answers_of(history: RunHistory, window: Window) -> list[object]:
+    """Everything a history can be asked."""
+    everything = Window(now_ns=window.now_ns)
+    accounts = [account_ns(history, asked, scope) for scope in scopes_of(history) for asked in (window, everything)]
+    whole = [report(history, asked).to_json() for asked in (window, everything)]
+    return [accounts, whole, history.disruptions(window.now_ns), history.saves(), history.resumes()]
+
+
+def merged(parts: list[dict[str, int]]) -> dict[str, int]:
+    """The sum of some accounts."""
+    states = {state for part in parts for state in part}
+    return {state: sum(part.get(state, 0) for part in parts) for state in states}
+
+
+@given(facts=HISTORIES, times=TIMES, now=NOW)
+def test_states_add_up_to_the_clock(facts: list[Fact], times: list[int], now: int | None) -> None:
+    """The one law of the account: every nanosecond of a clock in exactly one state."""
+    history = history_of(facts)
+    since, until = times[0], times[-1]
+
+    for rank in [JOB, *history.ranks]:
+        states = account_ns(history, Window(since, until, (), now), Scope(rank=None if rank == JOB else rank))
+        periods = history.clock(rank, now).periods
+        ran = [min(period.frame.stop_ns, until) - max(period.gap_ns, since) for period in periods]
+
+        assert sum(states.values()) == sum(max(length, 0) for length in ran)
+        assert all(length > 0 for length in states.values())
+
+
+@given(facts=HISTORIES, times=TIMES, now=NOW)
+def test_windows_side_by_side_make_the_whole(facts: list[Fact], times: list[int], now: int | None) -> None:
+    """A window must not see, lose or repeat what lies at its edges."""
+    history = history_of(facts)
+    for scope in scopes_of(history):
+        parts = [account_ns(history, Window(since, until, (), now), scope) for since, until in pairwise(times)]
+
+        whole = account_ns(history, Window(times[0], times[-1], (), now), scope)
+
+        assert merged(parts) == whole
+
+
+@given(facts=HISTORIES, times=TIMES, exclude=st.lists(st.tuples(TIME, TIME), max_size=3), now=NOW)
+def test_exclusions_take_away_what_they_cover(
+    facts: list[Fact], times: list[int], exclude: list[tuple[int, int]], now: int | None
+) -> None:
+    """Also where nothing is known: the peer ignored an excluded gap."""
+    history = history_of(facts)
+    asked = Window(times[0], times[-1], tuple(exclude), now)
+
+    answer = report(history, asked)
+
+    covered = sum(asked.overlap_ns(time, time + 1) == 0 for time in times[:-1])
+    whole = sum(account_ns(history, asked._replace(exclude=())).values())
+    assert answer.excluded_s == (whole - sum(account_ns(history, asked).values())) / S
+    assert not exclude or covered or answer.excluded_s >= 0
+    assert abs(answer.total_s - answer.productive_s - sum(answer.badput_s.values())) < 1e-6
+
+
+@given(facts=HISTORIES, times=TIMES, now=NOW, seed=st.integers(0, 1 << 32))
+def test_order_and_repetition_change_no_answer(facts: list[Fact], times: list[int], now: int | None, seed: int) -> None:
+    """Relays of many nodes, restarted at will, tell the same facts in any order and more than once."""
+    window = Window(times[0], times[-1], (), now)
+    shuffled = [*facts, *facts[: len(facts) // 2]]
+    random.Random(seed).shuffle(shuffled)
+
+    answers = answers_of(history_of(shuffled), window)
+
+    assert answers == answers_of(history_of(facts), window)
+
+
+@given(facts=HISTORIES, times=TIMES, now=NOW, seed=st.integers(0, 1 << 32))
+def test_asking_in_between_changes_no_answer(facts: list[Fact], times: list[int], now: int | None, seed: int) -> None:
+    """What was concluded too early must be forgotten when a fact lands behind it."""
+    window = Window(times[0], times[-1], (), now)
+    shuffled = list(facts)
+    chance = random.Random(seed)
+    chance.shuffle(shuffled)
+    history = RunHistory()
+
+    for fact in shuffled:
+        history.add(fact)
+        if chance.random() < 0.3:
+            answers_of(history, window)
+
+    assert answers_of(history, window) == answers_of(history_of(facts), window)
+
+
+@given(facts=runs(), times=TIMES)
+def test_a_node_is_the_sum_of_its_ranks(facts: list[Fact], times: list[int]) -> None:
+    """The view of a node has no time of its own."""
+    history, window = history_of(facts), Window(times[0], times[-1])
+
+    nodes = merged([account_ns(history, window, Scope(node=node)) for node in history.nodes])
+    ranks = merged([account_ns(history, window, Scope(rank=rank)) for rank in history.ranks])
+
+    assert nodes == ranks
+
+
+@given(facts=HOSTILE | runs())
+def test_attempts_make_the_job(facts: list[Fact]) -> None:
+    """The recovery before an attempt is part of it, so nothing lies between two attempts."""
+    history = history_of(facts)
+
+    by_attempt = merged([account_ns(history, scope=Scope(attempt=attempt)) for attempt in history.attempts])
+
+    assert by_attempt == account_ns(history)
+    assert sum(part.steps for part in reports(history, "attempt").values()) == report(history).steps
+
+
+@given(facts=runs(), until=st.integers(0, 2 * LONGEST_S))
+def test_thinning_changes_no_sum(facts: list[Fact], until: int) -> None:
+    """Memory is bounded by giving up places in time, never time itself."""
+    history, thinned = history_of(facts), history_of(facts)
+
+    thinned.thin(until * S)
+
+    for scope in scopes_of(history):
+        assert account_ns(thinned, scope=scope) == account_ns(history, scope=scope)
+    assert report(thinned).to_json() == report(history).to_json()
