@@ -139,7 +139,9 @@ def up(folder: Path, *, mtls: bool = False) -> Stack:
     if stack is not None:
         raise StackFailed(f"the services in {folder} run with another --mtls; run: scripts/backends down {folder}")
     folder.mkdir(parents=True, exist_ok=True)
-    for tries_left in (2, 1, 0):
+    tries_left = 3
+    while True:
+        tries_left -= 1
         ports = dict(zip(PORTS, processes.free_ports(len(PORTS)), strict=True))
         try:
             return _start(Stack(folder.resolve(), ports, mtls, {}))
@@ -147,7 +149,6 @@ def up(folder: Path, *, mtls: bool = False) -> Stack:
             # Between our look and its start, somebody else has taken one of the ports.
             if "address already in use" not in str(error) or not tries_left:
                 raise
-    raise AssertionError("unreachable")
 
 
 def down(folder: Path, names: list[str]) -> list[str]:

@@ -104,6 +104,20 @@ def test_all_signals_arrive(protocol: Protocol, open_outlet: Callable[..., Outle
     assert outlet.health() == {signal: SignalHealth(delivered=1) for signal in ("traces", "metrics", "logs")}
 
 
+def test_what_is_put_goes_out_at_once(open_outlet: Callable[..., Outlet]) -> None:
+    """A long run is watched while it runs, not afterwards."""
+    with OtlpSink() as sink:
+        outlet = open_outlet(sink.environ)
+        outlet.put_spans([span(0)])
+        first = sink.wait_for(lambda sink: len(sink.spans()) == 1, timeout_s=20)
+        outlet.put_spans([span(1)])
+        second = sink.wait_for(lambda sink: len(sink.spans()) == 2, timeout_s=20)
+        outlet.close(timeout_s=20)
+
+    assert first
+    assert second
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_headers_and_compression_are_used(protocol: Protocol, open_outlet: Callable[..., Outlet]) -> None:
     """Without its token a vendor takes nothing, and without gzip a cluster's uplink is full."""

@@ -1,12 +1,14 @@
 """Facts for the goodput tests: a small language for histories, and strategies that make hostile ones."""
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from hypothesis import strategies as st
 
 from trainspan.relay.goodput.facts import Activity, Alive, Begun, Ended, Fact, Loaded, Piece, Saved, Step
 from trainspan.relay.goodput.history import RunHistory
 from trainspan.relay.goodput.queries import THE_JOB, WHOLE, Scope, Window, account_ns
+from trainspan.relay.goodput.states import ACTIVITIES
 
 S = 1_000_000_000
 LONGEST_S = 900
@@ -35,7 +37,7 @@ def steps(
 ) -> Iterator[Step]:
     """Steps from `first` on, each from one of `times` to the next, each waiting for input in its beginning."""
     edges = [round(time * S) for time in times]
-    for place, (start_ns, end_ns) in enumerate(zip(edges, edges[1:], strict=False)):
+    for place, (start_ns, end_ns) in enumerate(pairwise(edges)):
         pieces = (Piece("data_wait", start_ns, start_ns + round(wait * S)),) if wait else ()
         yield Step(attempt, rank, first + place, start_ns, end_ns, pieces, first + place == recompiled)
 
@@ -45,7 +47,9 @@ def begun(at: float, *, attempt: int = 0, rank: int = 0, node: str = "n0", in_ru
     return Begun(attempt, rank, round(at * S), node, 1, in_run)
 
 
-def activity(state: str, since: float, until: float | None, *, attempt: int = 0, rank: int = 0, depth: int = 0) -> Activity:
+def activity(
+    state: str, since: float, until: float | None, *, attempt: int = 0, rank: int = 0, depth: int = 0
+) -> Activity:
     """The rank did one thing."""
     return Activity(attempt, rank, state, round(since * S), None if until is None else round(until * S), depth)
 
@@ -59,10 +63,7 @@ _ATTEMPT = st.integers(0, 2)
 _RANK = st.integers(0, 2)
 _TIME = st.integers(0, LONGEST_S).map(lambda time: time * S)
 _SPAN = st.tuples(_TIME, st.integers(0, 200)).map(lambda span: (span[0], span[0] + span[1] * S))
-_STATE = st.sampled_from(
-    ["init", "model_init", "checkpoint_load", "checkpoint_save", "data_wait", "validation", "straggler_wait", "hang"]
-    + ["compile", "restart", "shutdown", "custom.eval", "custom.log"]
-)
+_STATE = st.sampled_from([*sorted(ACTIVITIES), "custom.eval", "custom.log"])
 _PIECE = st.builds(lambda state, span: Piece(state, *span), _STATE, _SPAN)
 _FLAG = st.booleans()
 
@@ -71,10 +72,21 @@ def _step(attempt: int, rank: int, number: int, span: tuple[int, int], held: tup
     return Step(attempt, rank, number, *span, held, more % 5 == 1, 1 + (more == 7) * 9, more != 8)
 
 
+def _done(attempt: int, rank: int, state: str, span: tuple[int, int], depth: int) -> Activity:
+    return Activity(attempt, rank, state, span[0], span[1], depth)
+
+
 HOSTILE_FACT: st.SearchStrategy[Fact] = st.one_of(
     st.builds(_step, _ATTEMPT, _RANK, st.integers(0, 20), _SPAN, st.tuples(), st.integers(0, 9)),
     st.builds(_step, _ATTEMPT, _RANK, st.integers(0, 20), _SPAN, st.tuples(_PIECE), st.integers(0, 9)),
-    st.builds(lambda a, r, s, span, d: Activity(a, r, s, *span, d), _ATTEMPT, _RANK, _STATE, _SPAN, st.integers(0, 2)),
+    st.builds(
+        lambda a, r, s, span, d: Activity(a, r, s, span[0], span[1], d),
+        _ATTEMPT,
+        _RANK,
+        _STATE,
+        _SPAN,
+        st.integers(0, 2),
+    ),
     st.builds(lambda a, r, s, at: Activity(a, r, s, at, None), _ATTEMPT, _RANK, _STATE, _TIME),
     st.builds(Begun, _ATTEMPT, _RANK, _TIME, st.sampled_from(["n0", "n1"]), st.integers(1, 3), _FLAG),
     st.builds(Ended, _ATTEMPT, _RANK, _TIME, _FLAG),

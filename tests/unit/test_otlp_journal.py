@@ -329,10 +329,14 @@ def test_closed_journal_takes_nothing(tmp_path: Path) -> None:
     line = opened.first()
     opened.journal.close()
 
-    opened.journal.advance(line, delivered=1)
+    # It has the number that the journal's descriptor had.
+    with (tmp_path / "of somebody else").open("wb"):
+        kept = opened.journal.append(b"late")
+        opened.journal.advance(line, delivered=1)
 
     assert opened.journal.first() is None
-    assert not opened.journal.append(b"late")
+    assert not kept
+    assert (tmp_path / "of somebody else").stat().st_size == 0
     assert not cursor.path_of(opened.journal.path).exists()
 
 

@@ -175,6 +175,17 @@ def test_something_else_under_the_log_s_name_is_not_read(watched: Watched, plant
     assert (events, watched.reader.errors) == ([], 1)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away; shows that a log of another user is not read")
+def test_log_of_another_user_is_not_read(watched: Watched) -> None:
+    """Who can plant a log can tell lies about a run."""
+    watched.append(SOUND)
+    os.chown(watched.log, 12345, -1)
+
+    events = watched.reader.events()
+
+    assert (events, watched.reader.errors) == ([], 1)
+
+
 def test_log_that_is_gone_holds_no_event(watched: Watched) -> None:
     """Whoever cleans up takes both files, in any order."""
     watched.log.unlink()

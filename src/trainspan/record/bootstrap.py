@@ -77,7 +77,7 @@ def _place_plain(hook: ModuleType, recorder: Recorder, patches: Patches) -> None
 
 
 def _place_backward(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
-    hook.install(recorder.marker, patches, recorder.claim)
+    hook.install(recorder.marker, patches, recorder.adopt)
 
 
 def _place_optimizer(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
@@ -93,7 +93,7 @@ def _place_optimizer(hook: ModuleType, recorder: Recorder, patches: Patches) -> 
 
     _install_hook("forward", place_forward)
     step_ended = stepped[0] if stepped else _nothing
-    hook.install(recorder.marker, patches, recorder.claim, recorder.begin, step_ended)
+    hook.install(recorder.marker, patches, recorder.claim, step_ended)
 
 
 def _place_grad_clip(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:

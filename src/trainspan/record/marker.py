@@ -39,6 +39,7 @@ class Marker(NamedTuple):
     `resume(outer)`, `abort(outer)` (left by an exception), `step(outer)` (the lead optimizer's step ended).
     `attach(words, capacity)`: record into this ring from now on, for the calling thread. `detach()`: stop; every
     `enter` answers FOREIGN. `adopt_thread()`: the calling thread is the one that trains; `mine()`: is it?
+    `owner()`: the identity of the one that does.
     `steps()`: completed so far.
     `guard_optimizer(runs)`: `runs()` tells whether an optimizer's step is still on the stack.
     """
@@ -51,6 +52,7 @@ class Marker(NamedTuple):
     detach: Callable[[], None]
     adopt_thread: Callable[[], None]
     mine: Callable[[], bool]
+    owner: Callable[[], int]
     steps: Callable[[], int]
     guard_optimizer: Callable[[Callable[[], bool]], None]
 
@@ -151,6 +153,9 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
     def mine() -> bool:
         return thread_id() == owner
 
+    def owner_now() -> int:
+        return owner
+
     def steps() -> int:
         return completed
 
@@ -158,4 +163,4 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         nonlocal optimizer_runs
         optimizer_runs = runs
 
-    return Marker(enter, resume, abort, step, attach, detach, adopt_thread, mine, steps, guard_optimizer)
+    return Marker(enter, resume, abort, step, attach, detach, adopt_thread, mine, owner_now, steps, guard_optimizer)

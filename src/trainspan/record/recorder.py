@@ -32,6 +32,7 @@ class Recorder:
         self.settings = settings
         self._writer: RecordingWriter | None = None
         self._failed = False
+        self._watching = False
         self._early_events: list[dict[str, Any]] = []
         self._begun: list[Callable[[], None]] = []
         os.register_at_fork(after_in_child=self._forget)
@@ -63,9 +64,13 @@ class Recorder:
         self._begun.append(action)
 
     def claim(self) -> bool:
-        """Record for the calling thread if it is the first that evidently trains; True if it now is the one."""
+        """Begin if need be, and record for the calling thread unless another one trains; True if it now is the one."""
         self.begin()
-        if self._writer is None or self.marker.steps():
+        return self.adopt()
+
+    def adopt(self) -> bool:
+        """The same, but only where a recording is open: a gradient alone is no training."""
+        if self._writer is None or (self.marker.steps() and self.marker.owner() in sys._current_frames()):
             return False
         self.marker.adopt_thread()
         return True
@@ -96,8 +101,7 @@ class Recorder:
         self._early_events.clear()
         for action in self._begun:
             action()
-        self._watch_exceptions()
-        atexit.register(self.close)
+        self._watch_end()
 
     def _forget(self) -> None:
         """In a forked child: the recording is the parent's. A child that trains opens its own."""
@@ -107,6 +111,25 @@ class Recorder:
             writer.abandon()
         self._failed = False
         self._early_events.clear()
+
+    def _watch_end(self) -> None:
+        # Registered anew after a fork: what runs at the parent's exit need not run at the child's.
+        atexit.register(self.close)
+        # What multiprocessing forks ends without atexit, and without sys.excepthook. (torch has imported it.)
+        multiprocessing = sys.modules.get("multiprocessing.util")
+        if multiprocessing is not None:
+            multiprocessing.Finalize(None, self._close_child, exitpriority=-1)
+        if not self._watching:
+            self._watching = True
+            self._watch_exceptions()
+
+    def _close_child(self) -> None:
+        error = sys.exc_info()[1]
+        # `torch.multiprocessing` turns whatever ends a rank into an exit.
+        cause = error.__context__ if isinstance(error, SystemExit) and error.code else error
+        if cause is not None and not isinstance(cause, SystemExit):
+            _quietly(lambda: self._record_exception(type(cause), cause, cause.__traceback__))
+        self.close()
 
     def _watch_exceptions(self) -> None:
         previous = sys.excepthook

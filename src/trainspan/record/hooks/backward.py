@@ -19,23 +19,23 @@ from trainspan.record.patches import Patches
 _BACKWARD = int(Phase.BACKWARD)
 
 
-def install(marker: Marker, patches: Patches, claim: Callable[[], bool]) -> None:
+def install(marker: Marker, patches: Patches, adopt: Callable[[], bool]) -> None:
     """Mark every run of the autograd engine.
 
     Args:
         marker: where the marks go.
         patches: remembers the originals.
-        claim: asks to record for the calling thread, which evidently trains; True if it now does.
+        adopt: asks to record for the calling thread, which evidently trains; True if it now does.
 
     Raises:
         AttributeError, KeyError: this torch has no such function; backward then shows as `other`.
     """
-    run_backward = _marked(vars(graph)["_engine_run_backward"], marker, claim)
+    run_backward = _marked(vars(graph)["_engine_run_backward"], marker, adopt)
     for module in (graph, autograd):
         patches.replace(module, "_engine_run_backward", run_backward)
 
 
-def _marked(call: Callable[..., Any], marker: Marker, claim: Callable[[], bool]) -> Callable[..., Any]:
+def _marked(call: Callable[..., Any], marker: Marker, adopt: Callable[[], bool]) -> Callable[..., Any]:
     enter, resume, abort = marker.enter, marker.resume, marker.abort
     is_compiling = torch.compiler.is_compiling
 
@@ -43,7 +43,7 @@ def _marked(call: Callable[..., Any], marker: Marker, claim: Callable[[], bool])
         if is_compiling():
             return call(*args, **kwargs)
         outer = enter(_BACKWARD)
-        if outer == FOREIGN and claim():
+        if outer == FOREIGN and adopt():
             outer = enter(_BACKWARD)
         if outer < 0:
             return call(*args, **kwargs)

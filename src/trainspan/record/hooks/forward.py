@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.jit import _recursive
 
 from trainspan.names import Phase
 from trainspan.record.marker import Marker
@@ -102,7 +103,7 @@ class RootSearch:
         """End a search, or begin another one when a whole step has shown no forward. Cost: 0.1 µs."""
         if self._searching:
             self._end()
-        elif not self._called[0]:
+        if not self._called[0]:
             self._miss()
         self._called[0] = 0
 
@@ -222,6 +223,7 @@ def install(marker: Marker, patches: Patches) -> RootSearch:
     if vars(nn.Module)[_SLOT] is not None:
         raise AttributeError(f"{_SLOT} is taken")
     _clear_slot_of_replicas(patches)
+    _hide_slot_from_script(patches)
     return RootSearch(marker, patches)
 
 
@@ -234,8 +236,11 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _parameters_of(module: nn.Module) -> Iterator[nn.Parameter]:
-    # The base class's: a module may have a `parameters` of its own, with other arguments and another answer.
-    return nn.Module.parameters(module)
+    # Not `module.parameters()`: a model may have one of its own, with other arguments and another answer.
+    yield from (parameter for parameter in module._parameters.values() if parameter is not None)
+    for child in module._modules.values():
+        if child is not None:
+            yield from _parameters_of(child)
 
 
 def _follow_compile(patches: Patches, compiled: Callable[..., None]) -> None:
@@ -262,3 +267,10 @@ def _clear_slot_of_replicas(patches: Patches) -> None:
         return replica
 
     patches.replace(nn.Module, "_replicate_for_data_parallel", replicate_unmarked)
+
+
+def _hide_slot_from_script(patches: Patches) -> None:
+    """`torch.jit.script` looks at whatever is in a module's `__dict__`, and fails on the slot's annotation."""
+    ignored = _recursive.ignored_attributes
+    ignored.append(_SLOT)
+    patches.on_undo(lambda: ignored.remove(_SLOT))

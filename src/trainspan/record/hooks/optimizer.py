@@ -23,20 +23,14 @@ _OPTIMIZER = int(Phase.OPTIMIZER)
 _PATIENCE = 8
 
 
-def install(
-    marker: Marker,
-    patches: Patches,
-    claim: Callable[[], bool],
-    first_sign: Callable[[], None],
-    stepped: Callable[[], None],
-) -> None:
+def install(marker: Marker, patches: Patches, claim: Callable[[], bool], stepped: Callable[[], None]) -> None:
     """Mark every optimizer step, and the end of every step of training.
 
     Args:
         marker: where the marks go.
         patches: remembers the originals.
-        claim: asks to record for the calling thread, which evidently trains; True if it now does.
-        first_sign: called when an optimizer is made: the process is going to train.
+        claim: asks to record for the calling thread, which evidently trains, or is going to: it makes an optimizer;
+            True if it now does.
         stepped: called after each step of training.
 
     Raises:
@@ -50,7 +44,7 @@ def install(
     make = vars(Optimizer)["__init__"]
 
     def make_optimizer(self: Any, *args: Any, **kwargs: Any) -> None:
-        first_sign()
+        claim()
         make(self, *args, **kwargs)
 
     make_optimizer.__wrapped__ = make  # type: ignore[attr-defined]  # inspect.signature shows the real one
@@ -106,9 +100,7 @@ def _hooks(
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal depth, outer
-        if depth:
-            if not mine():
-                return
+        if depth and mine():
             # The frame that called this hook is one of the wrapper's too.
             if wrapper is None or _frames_of(wrapper) > depth:
                 depth += 1
@@ -124,11 +116,14 @@ def _hooks(
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal depth
-        if not mine():
+        if not depth or not mine():
             return
-        if depth != 1:
-            depth = max(0, depth - 1)
-            return
+        if depth > 1:
+            # An inner step that an exception left is not on the stack any more, and its hook was not called.
+            depth = min(depth, _frames_of(wrapper) or depth) if wrapper is not None else depth
+            depth -= 1
+            if depth:
+                return
         depth = 0
         if lead.is_led_by(optimizer):
             step(outer)

@@ -113,7 +113,7 @@ class Clock:
     def last_step(self, until_ns: int) -> int | None:
         """Number in the run of the last kept step that ended by `until_ns`."""
         for period in reversed(self.periods):
-            number = period.life.steps.last_kept(period.frame.cut, until_ns)
+            number = period.life.steps.last_kept(period.frame.cut, min(until_ns, period.frame.stop_ns))
             if number is not None:
                 return number + period.base
         return None

@@ -77,24 +77,13 @@ class Excess:
         while self.gaps and self.gaps[-1][1] >= kept_ns:
             self.gaps.pop()
 
-    def settle(self, time_ns: int) -> None:
-        """Paint what ends before `time_ns`: it lasts, whatever detail is given up there."""
-        settled = [part for part in self.recolours() if part.end_ns <= time_ns]
-        self._found = self._found[len(settled) :]
-        for start_ns, end_ns, source, target, _ in settled:
-            self._paint(start_ns, end_ns, source, target)
-        for start_ns, end_ns, target in self.gaps:
-            self._paint(start_ns, end_ns, UNCOVERED, target)
-        self.gaps = []
+    def spans(self) -> list[tuple[int, int]]:
+        """Where time was found to be in excess: the places that must keep their detail."""
+        return [(found.start_ns, found.end_ns) for found in self.recolours()] + [gap[:2] for gap in self.gaps]
 
     def shift(self, places: int) -> None:
         """So many examined places have been told as fewer."""
         self._examined = max(self._examined - places, 0)
-
-    def _paint(self, start_ns: int, end_ns: int, source: int, target: int) -> None:
-        for begin_ns, finish_ns, code in list(self._track.segments(start_ns, end_ns)):
-            if code == source:
-                self._track.paint(begin_ns, finish_ns, target)
 
     def _examine(self, place: int, *, is_first: bool) -> None:
         steps = self._steps

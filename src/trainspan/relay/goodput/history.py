@@ -198,8 +198,11 @@ class RunHistory:
         """Bound the memory: keep less detail of what lies before `time_ns`.
 
         Sums stay exact. Edges of windows and steps done again that lie before it become approximate, by at most the
-        length of 64 steps or of one chunk of a track; derived `hang` in such a step is then no longer lost with it.
+        length of 64 steps or of one chunk of a track. Facts that arrive later about time before it are taken in, but
+        the job's view of that time is then made from what is left.
         """
+        if self._lives:
+            self.clock(JOB)
         for lives in self._lives.values():
             for life in lives.values():
                 life.thin(time_ns)

@@ -46,6 +46,9 @@ PIECES_PER_LINE = 8192
 LINE_MAX_BYTES = 8 << 20
 """Bound of one line, and of what a line of columns may unpack to: a hostile file cannot fill the memory."""
 
+DAMAGE = (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, zlib.error)
+"""What a line that is torn, foreign or hostile raises."""
+
 FILE_MODE = 0o600
 _RAW, _PACKED, _UNFINISHED = ".jsonl", ".packed", ".tmp"
 _KINDS: dict[str, Callable[..., Fact]] = {
@@ -89,7 +92,9 @@ class LedgerWriter:
 
     def _open(self) -> None:
         self._path = self._folder / f"{self._stem}-{self._number:06d}{_RAW}"
-        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+        self.descriptor = os.open(
+            self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, FILE_MODE
+        )
         self._size_bytes = 0
         self._torn = False  # the last write failed in the middle of a line: nothing may follow it in this file
 
@@ -106,23 +111,23 @@ class LedgerWriter:
             self._rotate()
         self._torn = True
         while lines:
-            written = os.write(self._file, lines)
+            written = os.write(self.descriptor, lines)
             self._size_bytes += written
             lines = lines[written:]
         self._torn = False
 
     def sync(self) -> None:
         """Return when what was appended is on the disk itself."""
-        os.fsync(self._file)
+        os.fsync(self.descriptor)
 
     def close(self) -> None:
         """Finish: the last file is packed."""
-        os.close(self._file)
+        os.close(self.descriptor)
         pack(self._path)
 
     def _rotate(self) -> None:
         finished = self._path
-        os.close(self._file)
+        os.close(self.descriptor)
         self._number += 1
         self._open()
         pack(finished)
@@ -166,7 +171,7 @@ def read_file(path: Path, reading: Reading) -> list[Fact]:
         for line in iter(lambda: file.readline(LINE_MAX_BYTES), b""):
             try:
                 facts += facts_of(line)
-            except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, zlib.error):
+            except DAMAGE:
                 damaged += 1
     reading.files += 1
     reading.facts += len(facts)
@@ -226,7 +231,7 @@ def facts_of(line: bytes) -> Sequence[Fact]:
     """The facts in one line.
 
     Raises:
-        ValueError, TypeError, KeyError, IndexError, OverflowError, zlib.error: it is torn or none of ours.
+        DAMAGE: it is torn or none of ours.
     """
     kind, *fields = json.loads(line)
     if kind == _STEPS:

@@ -83,7 +83,7 @@ class Life:
         self.excess = Excess(self.track, self.steps)
         self._read: tuple[int, Frame, list[Recolour]] | None = None
         self._whole: tuple[int, Frame, Sums] | None = None
-        self._made: tuple[int, int | None, Count] | None = None
+        self._made: tuple[int, Frame, Count] | None = None
 
     def take(self, fact: Fact) -> None:
         """Fold one fact in. Any order, any number of times."""
@@ -135,6 +135,7 @@ class Life:
 
     def _take_begun(self, fact: Begun) -> None:
         self._see(fact.at_ns, fact.at_ns)
+        self._change(fact.at_ns)
         self.shape += 1
         self.node = max(self.node, fact.node)
         self.world_size = max(self.world_size, fact.world_size)
@@ -195,7 +196,7 @@ class Life:
         if end_ns < frame.stop_ns:
             return self._sums(frame, end_ns)
         if self._whole is None or self._whole[:2] != (self.version, frame):
-            self._whole = self.version, frame, self._sums(frame, end_ns)
+            self._whole = self.version, frame, self._sums(frame, frame.stop_ns)
         return self._whole[2]
 
     def _sums(self, frame: Frame, end_ns: int) -> Sums:
@@ -206,16 +207,17 @@ class Life:
                 continue
             whole = (first_ns, last_ns) == recolour[:2]
             amount_ns = recolour.amount_ns if whole else self._painted(first_ns, last_ns).get(recolour.source, 0)
-            sums[recolour.source] -= amount_ns
-            sums[recolour.target] = sums.get(recolour.target, 0) + amount_ns
+            if amount_ns:
+                sums[recolour.source] -= amount_ns
+                sums[recolour.target] = sums.get(recolour.target, 0) + amount_ns
         return sums
 
     def made(self, frame: Frame, end_ns: int) -> Count:
         """How many steps that ended by `end_ns` were kept, and how many lost."""
         if end_ns < frame.stop_ns:
             return self.steps.made_by(frame.cut, end_ns)
-        if self._made is None or self._made[:2] != (self.version, frame.cut):
-            self._made = self.version, frame.cut, self.steps.made_by(frame.cut, end_ns)
+        if self._made is None or self._made[:2] != (self.version, frame):
+            self._made = self.version, frame, self.steps.made_by(frame.cut, frame.stop_ns)
         return self._made[2]
 
     def _painted(self, start_ns: int, end_ns: int) -> Sums:
@@ -292,10 +294,10 @@ class Life:
             how many places of steps are gone.
         """
         self.version += 1
-        self.excess.settle(time_ns)
-        gone = self.steps.thin(time_ns, THINNED_STEPS)
+        spans = self.excess.spans()
+        gone = self.steps.thin(time_ns, THINNED_STEPS, spans)
         self.excess.shift(gone)
-        self.track.thin(time_ns)
+        self.track.thin(time_ns, spans)
         return gone
 
 

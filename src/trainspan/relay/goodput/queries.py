@@ -55,7 +55,7 @@ class Window(NamedTuple):
         at_ns = -NEVER if self.since_ns is None else self.since_ns
         until_ns = NEVER if self.until_ns is None else self.until_ns
         stretches = []
-        for start_ns, end_ns in sorted(self.exclude):
+        for start_ns, end_ns in sorted(stretch for stretch in self.exclude if stretch[0] < stretch[1]):
             if at_ns < min(start_ns, until_ns):
                 stretches.append((at_ns, min(start_ns, until_ns)))
             at_ns = max(at_ns, end_ns)

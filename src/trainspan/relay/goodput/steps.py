@@ -8,7 +8,7 @@ of all steps, as the peers have it, does not.
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from trainspan.relay.goodput.facts import Step
@@ -106,8 +106,8 @@ class Steps:
         return not (follows and (place + 1 == len(self) or self.ends[place] <= self.starts[place + 1]))
 
     def cut(self, time_ns: int) -> None:
-        """Forget the steps that end after `time_ns`."""
-        place = 0 if self.tangled else bisect_right(self.ends, time_ns)
+        """Forget the steps that end at or after `time_ns`."""
+        place = 0 if self.tangled else bisect_left(self.ends, time_ns)
         for start_ns in self.starts[place:]:
             self.marks.discard(start_ns)
             self._counts.pop(start_ns, None)
@@ -185,8 +185,12 @@ class Steps:
         usual = [work_ns for place, work_ns, is_clean in works if is_clean and self.starts[place] not in self.marks]
         return _median_low(usual or [work_ns for _, work_ns, _ in works])
 
-    def thin(self, time_ns: int, group: int) -> int:
-        """Tell every `group` neighbouring steps as one, among those that end before `time_ns`; how many places go."""
+    def thin(self, time_ns: int, group: int, spans: Sequence[tuple[int, int]]) -> int:
+        """Tell every `group` neighbouring steps as one, of those that end before `time_ns` and touch none of `spans`.
+
+        Returns:
+            how many places are gone.
+        """
         first = max(self._thinned, NEIGHBOURS + 1)
         end = bisect_right(self.ends, time_ns) - NEIGHBOURS
         end -= (end - first) % group
@@ -194,13 +198,15 @@ class Steps:
             return 0
         kept: list[int] = []
         for place in range(first, end, group):
-            kept += [place] if self._merge(place, place + group) else range(place, place + group)
+            span = self.starts[place], self.ends[place + group - 1]
+            joined = not any(a < span[1] and span[0] < b for a, b in spans) and self._join(place, place + group)
+            kept += [place] if joined else range(place, place + group)
         for column in (self.numbers, self.starts, self.ends):
             column[first:end] = array("q", [column[place] for place in kept])
         self._thinned, self._runs = first + len(kept), None
         return end - first - len(kept)
 
-    def _merge(self, first: int, end: int) -> bool:
+    def _join(self, first: int, end: int) -> bool:
         """Make the step at `first` stand for those at [first, end), if they follow each other in number and time."""
         last, count = end - 1, end - first
         unbroken = all(self.ends[place] == self.starts[place + 1] for place in range(first, last))

@@ -7,7 +7,7 @@ A window costs two bisections and at most two chunks.
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trainspan.relay.goodput.states import UNCOVERED
 
@@ -178,11 +178,16 @@ class Track:
             ]
             self._replace(place, len(self._chunks), kept)
 
-    def thin(self, time_ns: int) -> None:
-        """Give up the order inside chunks that end before `time_ns`: each keeps one segment per code, the sums stay."""
+    def thin(self, time_ns: int, spans: Sequence[tuple[int, int]] = ()) -> None:
+        """Give up the order inside chunks that end before `time_ns`: each keeps one segment per code, the sums stay.
+
+        Args:
+            time_ns: chunks that reach beyond it are kept as they are.
+            spans: chunks that touch one of these are kept too.
+        """
         for place in range(bisect_right(self._edges, time_ns) - 1):
-            chunk = self._chunks[place]
-            if len(chunk.codes) > len(chunk.sums):
+            chunk, start_ns, end_ns = self._chunks[place], self._edges[place], self._edges[place + 1]
+            if len(chunk.codes) > len(chunk.sums) and not any(a < end_ns and start_ns < b for a, b in spans):
                 self._chunks[place] = _thinned(chunk)
 
 

@@ -19,7 +19,7 @@ _FLAGS = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _HELD = (errno.EACCES, errno.EAGAIN)
 
 # A record lock belongs to the process: a second open of the same file here would be granted it, and would free it
-# when closed.
+# when closed. So nothing in this process may open a claimed file but its claim.
 _claimed_here: set[tuple[int, int]] = set()
 
 

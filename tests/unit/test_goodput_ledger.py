@@ -1,0 +1,241 @@
+"""The ledger outlives every process: a file cut anywhere loses one record, and packing changes no answer."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.goodput_facts import HISTORIES, S, begun, ended, history_of, steps
+from trainspan.relay.goodput import ledger
+from trainspan.relay.goodput.facts import Activity, Fact, Piece, Saved, Step
+from trainspan.relay.goodput.ledger import LedgerWriter, Reading
+from trainspan.relay.goodput.queries import account_ns, report
+
+FACTS: list[Fact] = [
+    begun(0),
+    *steps(0, range(0, 70, 10), wait=1.0),
+    Activity(0, 0, "custom.eval", 60 * S, None, 2),
+    Saved(0, 0, 61 * S, 6, "deep/path"),
+    Step(0, 0, 6, 60 * S, 75 * S, (Piece("validation", 62 * S, 63 * S),), recompiled=True, steps=3, complete=False),
+    ended(80),
+]
+
+same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def write(folder: Path, facts: list[Fact], rotate_bytes: int = ledger.ROTATE_BYTES) -> Path:
+    """A writer's file with `facts`, left open as a crash leaves it."""
+    folder.mkdir(exist_ok=True)
+    writer = LedgerWriter(folder, "node/0", len(list(folder.iterdir())), rotate_bytes)
+    for fact in facts:
+        writer.append([fact])
+    return max(folder.iterdir())
+
+
+def read(folder: Path) -> tuple[list[Fact], Reading]:
+    """Everything in a ledger."""
+    reading = Reading()
+    return list(ledger.read(folder, reading)), reading
+
+
+@same_folder
+@given(facts=HISTORIES)
+def test_what_is_read_is_what_was_written(tmp_path: Path, facts: list[Fact]) -> None:
+    """Nothing is rounded, renamed or left out."""
+    path = write(tmp_path, facts)
+
+    found, reading = read(tmp_path)
+
+    path.unlink()
+    assert Counter(found) == Counter(facts)
+    assert (reading.files, reading.facts, reading.damaged) == (1, len(facts), 0)
+
+
+@same_folder
+@given(facts=HISTORIES)
+def test_packing_changes_no_answer(tmp_path: Path, facts: list[Fact]) -> None:
+    """The packed form holds the same facts, each once."""
+    path = write(tmp_path, facts)
+
+    packed = ledger.pack(path)
+
+    assert packed is not None
+    found, reading = read(tmp_path)
+    packed.unlink()
+    assert not path.exists()
+    assert reading.damaged == 0
+    assert set(found) == set(facts)
+    assert report(history_of(found)).to_json() == report(history_of(facts)).to_json()
+
+
+@pytest.mark.parametrize("size", range(0, 900, 7))
+def test_file_cut_anywhere_loses_at_most_the_last_record(tmp_path: Path, size: int) -> None:
+    """A power cut asks nobody where a record ends."""
+    path = write(tmp_path, FACTS)
+    ends = [place + 1 for place, byte in enumerate(path.read_bytes()) if byte == ord("\n")]
+
+    os.truncate(path, min(size, path.stat().st_size))
+
+    found, reading = read(tmp_path)
+    whole = sum(end <= size for end in ends)
+    assert set(found) == set(FACTS[: len(found)])
+    assert len(found) in (whole, whole + 1)
+    assert reading.damaged <= 1
+
+
+def test_next_writer_does_not_continue_a_torn_line(tmp_path: Path) -> None:
+    """Each writer has its own file: what it writes first is not swallowed by what was torn."""
+    path = write(tmp_path, FACTS)
+    os.truncate(path, path.stat().st_size - 5)
+
+    write(tmp_path, FACTS[-1:])
+
+    found, reading = read(tmp_path)
+    assert set(found) == set(FACTS)
+    assert (reading.files, reading.damaged, reading.where) == (2, 1, [path.name])
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_crash_while_packing_loses_nothing(tmp_path: Path, moment: str) -> None:
+    """Beside the file, or both of them: facts met twice change nothing."""
+    path = write(tmp_path, FACTS)
+    raw = path.read_bytes()
+    packed = ledger.pack(path)
+    assert packed is not None
+
+    path.write_bytes(raw)
+    if moment == "before":
+        packed.rename(path.with_suffix(".tmp"))
+
+    assert account_ns(history_of(read(tmp_path)[0])) == account_ns(history_of(FACTS))
+
+
+def test_rotation_packs_what_is_finished(tmp_path: Path) -> None:
+    """A long run is many small files, all but one of them packed."""
+    facts: list[Fact] = [begun(0), *steps(0, range(0, 3000, 10), wait=1.0), ended(3000)]
+
+    write(tmp_path, facts, rotate_bytes=4000)
+
+    names = sorted(path.suffix for path in tmp_path.iterdir())
+    assert names.count(".jsonl") == 1
+    assert names.count(".packed") > 4
+    assert report(history_of(read(tmp_path)[0])) == report(history_of(facts))
+
+
+def test_closed_ledger_is_packed_and_small(tmp_path: Path) -> None:
+    """The size of a run's ledger is a promise: see the module."""
+    times = [place * 0.251 + place % 7 * 1e-3 for place in range(5000)]
+    facts: list[Fact] = [begun(0), *steps(0, times, wait=0.0123), ended(1300)]
+    writer = LedgerWriter(tmp_path, "n0", 0)
+    writer.append(facts)
+    raw_bytes = sum(path.stat().st_size for path in tmp_path.iterdir())
+
+    writer.close()
+
+    (path,) = tmp_path.iterdir()
+    assert path.suffix == ".packed"
+    assert path.stat().st_size < raw_bytes / 5
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_nodes_share_a_folder(tmp_path: Path) -> None:
+    """Merged by reading: names never meet, order never matters."""
+    for rank, node in enumerate(("a", "b", "../c")):
+        writer = LedgerWriter(tmp_path, node, 7)
+        writer.append([begun(0, rank=rank, node=node), *steps(0, range(0, 70, 10), rank=rank)])
+        writer.sync()
+
+    history = history_of(read(tmp_path)[0])
+
+    assert history.ranks == [0, 1, 2]
+    assert report(history).goodput == 1.0
+
+
+def test_compact_packs_what_crashes_left(tmp_path: Path) -> None:
+    """A finished run is read faster, and takes a fifth of the room."""
+    for place in range(3):
+        write(tmp_path, FACTS[place:])
+
+    packed = ledger.compact(tmp_path)
+
+    assert packed == 3
+    assert ledger.compact(tmp_path) == 0
+    assert set(read(tmp_path)[0]) == set(FACTS)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"null",
+        b'["step"]',
+        b'["step",0,0,1,20,10]',
+        b'["step",0,0,1,1.5,10]',
+        b'["step",0,0,1,0,99999999999999999999999999]',
+        b'["step",0,0,1,0,10,[["productive",0,1]]]',
+        b'["step",0,0,1,0,10,[["data_wait",1]]]',
+        b'["activity",0,0,"lost_work",0,1]',
+        b'["activity",0,0,"init",0,1,1000]',
+        b'["activity",true,0,"init",0,1]',
+        b'["begun",0,0,-1,"n",1,true]',
+        b'["unheard-of",0,0,1]',
+        b'["steps",0,0,"!!!"]',
+        b'["steps",0,0,"eJyLjgUAARUAuQ=="]',
+        b"[" * 100_000,
+        b"\xff\xfe\x00",
+        b"\0" * 512,
+    ],
+)
+def test_hostile_line_is_counted_and_left_out(tmp_path: Path, line: bytes) -> None:
+    """A shared folder is written by others; reading it must not raise, nor believe what cannot be."""
+    path = write(tmp_path, FACTS)
+    path.write_bytes(line + b"\n" + path.read_bytes())
+
+    found, reading = read(tmp_path)
+
+    assert set(found) == set(FACTS)
+    assert reading.damaged == 1
+
+
+@given(line=st.binary(max_size=200))
+def test_no_line_raises_anything_unexpected(line: bytes) -> None:
+    """What reading counts as damage is all that can come out."""
+    try:
+        ledger.facts_of(line)
+    except ledger.DAMAGE:
+        return
+
+
+def test_columns_that_lie_are_damage(tmp_path: Path) -> None:
+    """Every field of every step is checked, also in the packed form."""
+    path = write(tmp_path, FACTS)
+    packed = ledger.pack(path)
+    assert packed is not None
+    line = next(line for line in packed.read_bytes().splitlines() if line.startswith(b'["steps"'))
+
+    for attempt in (b"-1", b"1.5", b"null", b"true"):
+        with pytest.raises(ledger.DAMAGE):
+            ledger.facts_of(line.replace(b'["steps",0', b'["steps",' + attempt, 1))
+
+
+def test_full_disk_is_said_and_nothing_follows_a_torn_line(tmp_path: Path) -> None:
+    """The relay counts it and goes on; what comes later goes into a new file."""
+    writer = LedgerWriter(tmp_path, "n0", 0)
+    writer.append(FACTS[:2])
+    first = next(tmp_path.iterdir())
+    os.close(writer.descriptor)
+    os.dup2(os.open("/dev/full", os.O_WRONLY), writer.descriptor)
+
+    with pytest.raises(OSError, match="No space left"):
+        writer.append(FACTS[2:4])
+    writer.append(FACTS[4:])
+
+    found, reading = read(tmp_path)
+    assert set(found) == {*FACTS[:2], *FACTS[4:]}
+    assert reading.damaged == 0
+    assert not first.exists()
