@@ -1,191 +1,109 @@
 """What trainspan costs a rank: the same training loop plain, recorded by trainspan, and with OpenTelemetry SDK spans.
 
-The three variants take turns in blocks of steps, so that a machine that slows down slows all of them; a round's costs
-are differences within the round. Wall and CPU are those of the whole process, so the SDK's exporter thread counts; the
-relay is a process of its own, and its CPU is reported apart.
+Each variant is a process of its own, which stays what it is: putting hooks in and out would make Python specialise its
+bytecode anew each time, and measure that. The processes take turns in short blocks of steps on one core, so that a
+machine that slows down slows all of them, and a round's costs are differences within the round. Wall and CPU are those
+of the whole process, so the exporter thread of the SDK counts; the CPU of the relay, a process too, is reported apart.
 """
 
 import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
-
-from trainspan.record import bootstrap
-
+VARIANTS = ("plain", "trainspan", "sdk")
 FLAT_AT = (1_000, 10_000, 100_000, 1_000_000)
-WARM_UP_STEPS = 20
 
 
-class Cost(NamedTuple):
-    """µs per step of a whole process."""
+class Worker:
+    """A process that runs one variant on command."""
 
-    wall_us: float
-    cpu_us: float
+    def __init__(self, variant: str, model: str, core: int, state: Path):
+        environ = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("TRAINSPAN_", "OTEL_"))},
+            "TRAINSPAN_DIR": str(state),
+            "OTEL_METRIC_EXPORT_INTERVAL": "10000",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONHASHSEED": "0",
+        }
+        command = [sys.executable, str(Path(__file__).with_name("training_loop.py")), variant, model]
+        self._process = subprocess.Popen(
+            command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self.ready = self._read()
+        # Pinned now: the relay, which the process has started meanwhile, has the other cores.
+        os.sched_setaffinity(self._process.pid, {core})
 
+    def ask(self, command: str, number: int) -> dict[str, Any]:
+        """The worker's answer."""
+        if self._process.stdin is None:
+            raise SystemExit("bench: a worker has no input")
+        self._process.stdin.write(json.dumps([command, number]) + "\n")
+        return self._read()
 
-class Batches(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
-    """The same batch for ever: the loop under test waits for nothing."""
+    def close(self) -> None:
+        """Let it end."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(60)
 
-    def __init__(self, width: int):
-        self.batch = torch.randn(8, width), torch.randn(8, width)
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        while True:
-            yield self.batch
-
-
-def make_model(name: str) -> tuple[nn.Module, int]:
-    """A model and its width: `mlp` has 7 modules, `deep` has 101."""
-    width, pairs = {"mlp": (64, 3), "deep": (32, 50)}[name]
-    layers: list[nn.Module] = []
-    for _ in range(pairs):
-        layers += [nn.Linear(width, width), nn.ReLU()]
-    return nn.Sequential(*layers), width
-
-
-class Loop:
-    """A training loop that can run plain or with the spans of an OpenTelemetry tracer around its phases."""
-
-    def __init__(self, model_name: str):
-        torch.manual_seed(0)
-        self.model, width = make_model(model_name)
-        self.parameters = list(self.model.parameters())
-        self.optimizer = torch.optim.SGD(self.parameters, lr=1e-3)
-        self.batches = iter(DataLoader(Batches(width), batch_size=None))
-
-    def run(self, steps: int) -> None:
-        """Take `steps` steps."""
-        for _ in range(steps):
-            x, y = next(self.batches)
-            loss = nn.functional.mse_loss(self.model(x), y)
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.parameters, 1.0)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-
-    def run_traced(self, steps: int, span: Callable[[str], Any]) -> None:
-        """Take `steps` steps with a span around each and around each phase, as one would write it by hand."""
-        for _ in range(steps):
-            with span("step"):
-                with span("data_wait"):
-                    x, y = next(self.batches)
-                with span("forward"):
-                    output = self.model(x)
-                loss = nn.functional.mse_loss(output, y)
-                with span("backward"):
-                    loss.backward()
-                with span("grad_clip"):
-                    nn.utils.clip_grad_norm_(self.parameters, 1.0)
-                with span("optimizer"):
-                    self.optimizer.step()
-                self.optimizer.zero_grad()
+    def _read(self) -> dict[str, Any]:
+        line = self._process.stdout.readline() if self._process.stdout is not None else ""
+        if not line:
+            raise SystemExit(f"bench: a worker ended with exit code {self._process.wait(10)}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
-def timed(action: Callable[[int], None], steps: int) -> Cost:
-    """What one step of `action(steps)` takes."""
-    cpu = time.process_time_ns()
-    wall = time.perf_counter_ns()
-    action(steps)
-    wall = time.perf_counter_ns() - wall
-    cpu = time.process_time_ns() - cpu
-    return Cost(wall / steps / 1e3, cpu / steps / 1e3)
-
-
-def sdk_span() -> Callable[[str], Any]:
-    """`start_as_current_span` of a tracer whose batch processor hands its spans to an exporter that drops them."""
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-
-    class Discard(SpanExporter):
-        def export(self, spans: Any) -> SpanExportResult:
-            del spans
-            return SpanExportResult.SUCCESS
-
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(Discard()))
-    return provider.get_tracer("bench").start_as_current_span
-
-
-class Bench:
-    """One model's three variants."""
-
-    def __init__(self, model_name: str, recorder: Any):
-        self.loop = Loop(model_name)
-        self.recorder = recorder
-        self.span = sdk_span()
-
-    def plain(self, steps: int) -> Cost:
-        """The loop as it is."""
-        self.loop.run(WARM_UP_STEPS)
-        return timed(self.loop.run, steps)
-
-    def recorded(self, steps: int) -> Cost:
-        """The loop with trainspan's hooks in torch."""
-        patches = bootstrap.place_hooks(self.recorder)
-        try:
-            self.loop.run(WARM_UP_STEPS)
-            return timed(self.loop.run, steps)
-        finally:
-            patches.undo()
-
-    def traced(self, steps: int) -> Cost:
-        """The loop with SDK spans."""
-        self.loop.run_traced(WARM_UP_STEPS, self.span)
-        return timed(lambda count: self.loop.run_traced(count, self.span), steps)
-
-
-def measure(bench: Bench, rounds: int, steps: int, show: Callable[[str], None]) -> dict[str, Any]:
-    """Medians and quartiles of the costs over plain, and of their ratio."""
-    variants = {"plain": bench.plain, "trainspan": bench.recorded, "sdk": bench.traced}
-    order = list(variants)
-    found: dict[str, list[Cost]] = {name: [] for name in variants}
-    for round_number in range(rounds):
+def measure(
+    workers: dict[str, Worker], rounds: int, steps: int, show: Callable[[str], None]
+) -> tuple[dict[str, Any], int]:
+    """Medians and quartiles of the costs over plain, their ratio, and how many steps were recorded."""
+    order = list(workers)
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in workers}
+    for number in range(rounds):
         for name in order:
-            found[name].append(variants[name](steps))
+            found[name].append(workers[name].ask("block", steps))
         order.append(order.pop(0))
-        show(f"round {round_number + 1} of {rounds}")
-    result: dict[str, Any] = {"plain_us": {"wall": _spread([c.wall_us for c in found["plain"]])}}
-    for clock in ("wall", "cpu"):
-        costs = {
-            name: [_of(c, clock) - _of(p, clock) for c, p in zip(found[name], found["plain"], strict=True)]
+        if number % 20 == 19:
+            show(f"round {number + 1} of {rounds}")
+    result: dict[str, Any] = {"plain_us": spread([cost["wall_us"] for cost in found["plain"]])}
+    for clock in ("wall_us", "cpu_us"):
+        over = {
+            name: [cost[clock] - plain[clock] for cost, plain in zip(found[name], found["plain"], strict=True)]
             for name in ("trainspan", "sdk")
         }
-        result[clock] = {name: _spread(values) for name, values in costs.items()}
-        result[clock]["ratio"] = result[clock]["sdk"]["median"] / max(result[clock]["trainspan"]["median"], 1e-9)
-    return result
+        result[clock] = {name: spread(values) for name, values in over.items()}
+        trainspan_us = result[clock]["trainspan"]["median"]
+        result[clock]["ratio"] = round(result[clock]["sdk"]["median"] / trainspan_us, 1) if trainspan_us > 0 else None
+    return result, rounds * steps
 
 
-def _of(cost: Cost, clock: str) -> float:
-    return cost.wall_us if clock == "wall" else cost.cpu_us
-
-
-def _spread(values: list[float]) -> dict[str, float]:
+def spread(values: list[float]) -> dict[str, float]:
+    """Median and quartiles."""
     low, median, high = statistics.quantiles(values, n=4)
     return {"q1": round(low, 2), "median": round(median, 2), "q3": round(high, 2)}
 
 
-def measure_flatness(bench: Bench, rounds: int, steps: int, show: Callable[[str], None]) -> list[dict[str, Any]]:
+def measure_flatness(
+    workers: dict[str, Worker], rounds: int, steps: int, show: Callable[[str], None]
+) -> list[dict[str, Any]]:
     """Trainspan's cost over plain after more and more steps; between, empty steps are recorded at full speed."""
-    marker = bench.recorder.marker
     rows = []
     for target in FLAT_AT:
-        while marker.steps() < target:
-            marker.step(marker.enter(1))
-        costs = []
-        for _ in range(rounds):
-            plain, recorded = bench.plain(steps), bench.recorded(steps)
-            costs.append(recorded.cpu_us - plain.cpu_us)
-        rows.append({"after_steps": target, "cpu_us": _spread(costs)})
+        workers["trainspan"].ask("skip", target)
+        pairs = [
+            (workers["plain"].ask("block", steps), workers["trainspan"].ask("block", steps)) for _ in range(rounds)
+        ]
+        costs = [after["cpu_us"] - before["cpu_us"] for before, after in pairs]
+        rows.append({"after_steps": target, "cpu_us": spread(costs)})
         show(f"after {target:,} steps")
     return rows
 
@@ -210,68 +128,68 @@ def relay_cpu_s(pid: int) -> float:
 def main() -> int:
     """Run the benchmark; prints a table, or JSON."""
     parser = argparse.ArgumentParser(prog="scripts/bench overhead", description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=30, help="rounds of one block of each variant (default: 30)")
-    parser.add_argument("--steps", type=int, default=200, help="steps in a block (default: 200)")
+    parser.add_argument("--rounds", type=int, default=400, help="rounds of one block of each variant (default: 400)")
+    parser.add_argument("--steps", type=int, default=20, help="steps in a block (default: 20)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--no-flatness", action="store_true", help="leave out the run to 1,000,000 steps")
     arguments = parser.parse_args()
     if arguments.rounds < 2 or arguments.steps < 1:
         parser.error(f"--rounds needs at least 2 and --steps at least 1, not {arguments.rounds} and {arguments.steps}")
     with tempfile.TemporaryDirectory() as state:
-        os.environ |= {"TRAINSPAN_DIR": state, "OTEL_METRIC_EXPORT_INTERVAL": "10000"}
-        torch.set_num_threads(1)
-        result = run(arguments)
+        result = run(arguments, Path(state))
     print(json.dumps(result, indent=2) if arguments.json else as_table(result))
     return 0
 
 
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
+def run(arguments: argparse.Namespace, state: Path) -> dict[str, Any]:
     """Everything, with progress on stderr."""
 
     def show(text: str) -> None:
-        print(f"\r{text:<60}", end="", file=sys.stderr, flush=True)
+        print(f"bench: {text}", file=sys.stderr, flush=True)
 
-    recorder = bootstrap.make_recorder()
-    recorder.begin()
-    relay = relay_pid(recorder.directory / "relay.lock")
-    result: dict[str, Any] = {"torch": torch.__version__, "python": sys.version.split()[0], "models": {}}
-    for name in ("mlp", "deep"):
-        before_s, before_steps = relay_cpu_s(relay), recorder.marker.steps()
-        bench = Bench(name, recorder)
-        row = measure(bench, arguments.rounds, arguments.steps, lambda text, name=name: show(f"{name}: {text}"))
+    core = min(os.sched_getaffinity(0))
+    result: dict[str, Any] = {"python": sys.version.split()[0], "models": {}}
+    for model in ("mlp", "deep"):
+        show(f"{model}: starting a process for each variant")
+        workers = {variant: Worker(variant, model, core, state) for variant in VARIANTS}
+        result["torch"] = workers["plain"].ready["torch"]
+        relay = relay_pid(Path(workers["trainspan"].ready["recording_dir"]) / "relay.lock")
+        before_s = relay_cpu_s(relay)
+        row, recorded = measure(
+            workers, arguments.rounds, arguments.steps, lambda text, model=model: show(f"{model}: {text}")
+        )
         time.sleep(1)
-        row["relay_cpu_us"] = round((relay_cpu_s(relay) - before_s) / (recorder.marker.steps() - before_steps) * 1e6, 2)
-        result["models"][name] = row
-    if not arguments.no_flatness:
-        bench = Bench("mlp", recorder)
-        result["flatness"] = measure_flatness(bench, max(arguments.rounds // 3, 2), arguments.steps, show)
-    recorder.close()
-    show("")
-    print("\r", end="", file=sys.stderr)
+        row["relay_cpu_us"] = round((relay_cpu_s(relay) - before_s) / recorded * 1e6, 1)
+        result["models"][model] = row
+        if model == "mlp" and not arguments.no_flatness:
+            result["flatness"] = measure_flatness(workers, max(arguments.rounds // 2, 2), arguments.steps, show)
+        for worker in workers.values():
+            worker.close()
     return result
 
 
 def as_table(result: dict[str, Any]) -> str:
     """The result for a person."""
-    lines = [f"torch {result['torch']}, Python {result['python']}; µs per step: median [quartiles] over plain", ""]
-    lines.append(
-        f"{'model':<6} {'clock':<5} {'plain':>8} {'trainspan':>22} {'SDK spans':>24} {'ratio':>6} {'relay':>7}"
-    )
-    for name, row in result["models"].items():
-        for clock in ("wall", "cpu"):
+    lines = [
+        f"torch {result['torch']}, Python {result['python']}; µs per step over plain: median [quartiles]",
+        "",
+        f"{'model':<6} {'clock':<5} {'plain':>7} {'trainspan':>22} {'SDK spans':>24} {'ratio':>6} {'relay CPU':>10}",
+    ]
+    for model, row in result["models"].items():
+        for clock in ("wall_us", "cpu_us"):
             cells = row[clock]
-            plain = f"{row['plain_us']['wall']['median']:.0f}" if clock == "wall" else ""
-            relay = f"{row['relay_cpu_us']:.1f}" if clock == "cpu" else ""
+            plain = f"{row['plain_us']['median']:.0f}" if clock == "wall_us" else ""
+            relay = f"{row['relay_cpu_us']:.1f}" if clock == "cpu_us" else ""
             lines.append(
-                f"{name:<6} {clock:<5} {plain:>8} {_cell(cells['trainspan']):>22} {_cell(cells['sdk']):>24} "
-                f"{cells['ratio']:>6.1f} {relay:>7}"
+                f"{model:<6} {clock.removesuffix('_us'):<5} {plain:>7} {_cell(cells['trainspan']):>22} "
+                f"{_cell(cells['sdk']):>24} {cells['ratio'] or '-':>6} {relay:>10}"
             )
     lines += [f"after {row['after_steps']:>9,} steps: {_cell(row['cpu_us'])} CPU" for row in result.get("flatness", [])]
     return "\n".join(lines)
 
 
-def _cell(spread: dict[str, float]) -> str:
-    return f"{spread['median']:.1f} [{spread['q1']:.1f}, {spread['q3']:.1f}]"
+def _cell(values: dict[str, float]) -> str:
+    return f"{values['median']:.1f} [{values['q1']:.1f}, {values['q3']:.1f}]"
 
 
 if __name__ == "__main__":

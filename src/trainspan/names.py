@@ -177,9 +177,7 @@ EXPORT_FAILURES = Metric(
     "trainspan.export.failures", "counter", "{attempt}", "Attempts to deliver a batch that failed.", (SIGNAL,)
 )
 SPOOL_SIZE = Metric("trainspan.spool.size", "gauge", "By", "Bytes on disk not yet delivered.", (SIGNAL,))
-SPOOL_DROPPED = Metric(
-    "trainspan.spool.dropped", "counter", "{batch}", "Batches dropped from a full spool.", (SIGNAL,)
-)
+SPOOL_DROPPED = Metric("trainspan.spool.dropped", "counter", "{batch}", "Batches dropped from a full spool.", (SIGNAL,))
 RELAY_CPU = Metric("trainspan.relay.cpu.time", "counter", "s", "CPU time the relay has used.")
 
 METRICS = (

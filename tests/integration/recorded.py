@@ -40,6 +40,29 @@ class Run(NamedTuple):
     recordings: list[Recording]
 
 
+class Pair(NamedTuple):
+    """The same script, once by itself and once recorded."""
+
+    alone: Run
+    recorded: Run
+
+    def differences(self, *apart: str) -> list[dict[str, Any]]:
+        """For each line that was printed, what differs in it: (alone, recorded). Fields in `apart` may."""
+        assert len(self.alone.lines) == len(self.recorded.lines) > 0
+        return [
+            {name: (line[name], other[name]) for name in line if name not in apart and line[name] != other[name]}
+            for line, other in zip(_sorted(self.alone.lines), _sorted(self.recorded.lines), strict=True)
+        ]
+
+    def recording_of(self, scenario: str, rank: int = 0) -> Recording:
+        """The one recording of the process that ran `scenario`."""
+        [line] = [
+            line for line in self.recorded.lines if line.get("scenario") == scenario and line.get("rank", rank) == rank
+        ]
+        [recording] = [found for found in self.recorded.recordings if found.identity.pid == line["pid"]]
+        return recording
+
+
 class Training:
     """One script that is running."""
 
@@ -78,6 +101,19 @@ def start_ranks(ranks: int, script: str, *arguments: str, state: Path | None = N
     return Training([sys.executable, *launcher, str(SCRIPTS / script), *arguments], state, more)
 
 
+def run_both(script: str, *arguments: str, state: Path, ranks: int | None = None) -> Pair:
+    """Run a script by itself and, at the same time, recorded below `state`; under torchrun if there are `ranks`."""
+    runs = [
+        start(script, *arguments, state=place) if ranks is None else start_ranks(ranks, script, *arguments, state=place)
+        for place in (None, state)
+    ]
+    return Pair(*(run.ended() for run in runs))
+
+
+def _sorted(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(lines, key=lambda line: (str(line.get("scenario")), str(line.get("name")), line.get("rank", 0)))
+
+
 def _switches(state: Path | None) -> dict[str, str]:
     if state is None:
         return {}
@@ -105,9 +141,15 @@ def read(path: Path) -> Recording:
     steps = timeline.feed(look.marks)
     closed_ns = reader.closed_ns()
     unfinished = timeline.end(closed_ns or timeline.last_mark_ns or 0)
-    marks = len(look.marks) // 2
     recording = Recording(
-        reader.identity, steps, unfinished, reader.events(), closed_ns, marks, look.lost, timeline.invalid + reader.errors
+        identity=reader.identity,
+        steps=steps,
+        unfinished=unfinished,
+        events=reader.events(),
+        closed_ns=closed_ns,
+        marks=len(look.marks) // 2,
+        lost=look.lost,
+        invalid=timeline.invalid + reader.errors,
     )
     reader.close()
     return recording
@@ -117,3 +159,20 @@ def phases_of(step: RankStep) -> list[str]:
     """The phases of a step in order, without the user's own code between them; a failed one ends with `!`."""
     named = [interval for interval in step.intervals if interval.phase is not Phase.OTHER]
     return [interval.phase.wire + "!" * interval.failed for interval in named]
+
+
+def partitions(step: RankStep) -> bool:
+    """Whether the intervals of `step` fill it without gap or overlap."""
+    ends = [step.start_ns, *(interval.end_ns for interval in step.intervals)]
+    starts = [*(interval.start_ns for interval in step.intervals), step.end_ns]
+    return ends == starts and all(interval.start_ns < interval.end_ns for interval in step.intervals)
+
+
+def in_good_order(recording: Recording) -> bool:
+    """Whether nothing was lost or senseless, every step adds up, they follow each other, and the end was noted."""
+    follow = all(
+        left.end_ns == right.start_ns for left, right in zip(recording.steps, recording.steps[1:], strict=False)
+    )
+    numbered = [step.number for step in recording.steps] == list(range(len(recording.steps)))
+    whole = not recording.lost and not recording.invalid and recording.closed_ns is not None
+    return follow and numbered and whole and all(partitions(step) for step in recording.steps)

@@ -9,11 +9,22 @@ from hypothesis import strategies as st
 from tests.unit.goodput_facts import HISTORIES, HOSTILE, LONGEST_S, S, history_of, runs
 from trainspan.relay.goodput.facts import Fact
 from trainspan.relay.goodput.history import JOB, RunHistory
+from trainspan.relay.goodput.life import Life
 from trainspan.relay.goodput.queries import Scope, Window, account_ns, report, reports
+from trainspan.relay.goodput.states import PRODUCTIVE, STRAGGLER_WAIT, UNCOVERED
 
 TIME = st.integers(-50, 3 * LONGEST_S).map(lambda time: time * S + time % 7)
 TIMES = st.lists(TIME, min_size=2, max_size=5).map(sorted)
 NOW = st.none() | TIME
+
+
+# For the job: who waits for a straggler works less than it does, and who is not heard of is not known to work.
+ORDER = [STRAGGLER_WAIT, PRODUCTIVE, UNCOVERED, *(c for c in range(256) if c not in (STRAGGLER_WAIT, PRODUCTIVE, 0))]
+
+
+def code_at(life: Life, instant: int) -> int:
+    """What a life claims at one instant."""
+    return next((code for _, _, code in life.track.segments(instant, instant + 1)), UNCOVERED)
 
 
 def scopes_of(history: RunHistory) -> list[Scope]:
@@ -121,6 +132,26 @@ def test_a_node_is_the_sum_of_its_ranks(facts: list[Fact], times: list[int]) -> 
     ranks = merged([account_ns(history, window, Scope(rank=rank)) for rank in history.ranks])
 
     assert nodes == ranks
+
+
+@given(facts=HISTORIES, fraction=st.floats(0, 1))
+def test_job_does_what_its_strongest_rank_does(facts: list[Fact], fraction: float) -> None:
+    """The definition of the job's view, checked at single instants."""
+    history = history_of(facts)
+    for period in history.clock(JOB).periods:
+        ranks = history.lives_in(period.life.attempt)
+        instant = round(period.life.begun_ns + fraction * (period.life.alive_ns - 1 - period.life.begun_ns))
+        silent_runs = period.life.attempt == history.attempts[-1]
+        present = [
+            rank
+            for rank in ranks
+            if rank.begun_ns <= instant < (period.life if silent_runs and rank.ended_ns is None else rank).alive_ns
+        ]
+
+        codes = [code_at(rank, instant) for rank in present]
+
+        if codes:
+            assert code_at(period.life, instant) == max(codes, key=ORDER.index), instant
 
 
 @given(facts=HOSTILE | runs())

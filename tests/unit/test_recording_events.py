@@ -175,7 +175,9 @@ def test_something_else_under_the_log_s_name_is_not_read(watched: Watched, plant
     assert (events, watched.reader.errors) == ([], 1)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away; shows that a log of another user is not read")
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root gives files away; shows that a log of another user is not read"
+)
 def test_log_of_another_user_is_not_read(watched: Watched) -> None:
     """Who can plant a log can tell lies about a run."""
     watched.append(SOUND)

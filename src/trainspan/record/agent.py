@@ -25,6 +25,8 @@ _NO_RUN_ID = "none"  # torchrun's default, the same for every job
 
 def agent_imported() -> None:
     """Follow every agent that this process makes."""
+    if not settings.load(os.environ)[0].enabled:
+        return  # the switch has a value that is not understood: the ranks say so
     make = vars(LocalElasticAgent)["__init__"]
     monitor = vars(LocalElasticAgent)["_monitor_workers"]
     agents: list[_AgentRecording] = []

@@ -24,7 +24,10 @@ _LAUNCHED = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 def torch_imported(role: str, started_ns: int) -> None:
     """Called by the start-up hook when `import torch` has ended; `started_ns` is when it began."""
-    recorder = make_recorder()
+    # What is wrong with the settings has been said by the process that spawned this one: dozens of workers need not.
+    recorder = make_recorder(aloud=role != Role.SPAWNED)
+    if not recorder.settings.enabled:
+        return  # the switch has a value that is not understood
     place_hooks(recorder)
     recorder.event("import", module="torch", start_ns=started_ns, end_ns=monotonic_ns())
     # A launched rank is recorded from here on, so that a death before the first step is seen too. Any other process
@@ -33,10 +36,10 @@ def torch_imported(role: str, started_ns: int) -> None:
         recorder.begin()
 
 
-def make_recorder() -> Recorder:
-    """A recorder of this process with the settings of its environment; what is wrong with those is said once."""
+def make_recorder(*, aloud: bool = True) -> Recorder:
+    """A recorder of this process with the settings of its environment; `aloud`: say once what is wrong with those."""
     values, problems = settings.load(os.environ)
-    for problem in problems:
+    for problem in problems if aloud else ():
         warn_once(problem.variable, str(problem))
     return Recorder(make_marker(get_ident), values)
 

@@ -6,15 +6,18 @@ from functools import partial
 from typing import Any
 
 import torch
-from tests.data.training.evidence import report, run_each
 from torch import Tensor, nn
+
+from tests.data.training.evidence import report, run_each
 
 STEPS = 6
 
 
 def make_model() -> nn.Sequential:
     """A network with an inner module of its own."""
-    return nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.ReLU(), nn.Linear(16, 16)), nn.Dropout(0.1), nn.Linear(16, 1))
+    return nn.Sequential(
+        nn.Linear(8, 16), nn.Sequential(nn.ReLU(), nn.Linear(16, 16)), nn.Dropout(0.1), nn.Linear(16, 1)
+    )
 
 
 def make_batches() -> list[tuple[Tensor, Tensor]]:
@@ -68,7 +71,7 @@ def late() -> nn.Module:
 
 def late_in_place() -> nn.Module:
     """Three plain steps, then `model.compile()`."""
-    model = make_model()
+    model = Wrapper(make_model())
     optimizer = torch.optim.Adam(model.parameters())
     batches = make_batches()
     train(model, optimizer, batches[:3])
@@ -139,8 +142,8 @@ def broken() -> nn.Module:
     return model
 
 
-def whole_step(*, known_before: bool) -> nn.Module:
-    """Forward, backward, clipping and the optimizer in one compiled function."""
+def whole_step() -> nn.Module:
+    """Two plain steps, then forward, backward, clipping and the optimizer in one compiled function."""
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters())
     batches = make_batches()
@@ -154,21 +157,18 @@ def whole_step(*, known_before: bool) -> nn.Module:
         optimizer.step()
         return loss
 
-    if known_before:
-        train(model, optimizer, batches[:2])
+    train(model, optimizer, batches[:2])
     compiled = torch.compile(step, backend="aot_eager")
     for inputs, targets in batches:
         compiled(inputs, targets)
     return model
 
 
-def forward_function(*, known_before: bool) -> nn.Module:
+def forward_function() -> nn.Module:
     """The loss computed in a compiled function of one whole graph."""
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters())
     batches = make_batches()
-    if known_before:
-        train(model, optimizer, batches[:2])
 
     @torch.compile(backend="aot_eager", fullgraph=True)
     def loss_of(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -238,48 +238,27 @@ def optimizer_step() -> nn.Module:
     """The optimizer's step compiled on its own."""
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters())
-    optimizer.step = torch.compile(optimizer.step, backend="aot_eager")  # type: ignore[method-assign]
+    optimizer.step = torch.compile(optimizer.step, backend="aot_eager")
     train(model, optimizer, make_batches())
-    return model
-
-
-def optimizer_function() -> nn.Module:
-    """The optimizer's step called in a compiled function."""
-    model = make_model()
-    optimizer = torch.optim.Adam(model.parameters())
-
-    @torch.compile(backend="aot_eager")
-    def apply() -> None:
-        optimizer.step()
-
-    for inputs, targets in make_batches():
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        apply()
     return model
 
 
 SCENARIOS: dict[str, Callable[[], nn.Module]] = {
     "inductor": lambda: outer("inductor"),
-    "outer": lambda: outer("aot_eager"),
-    "eager": lambda: outer("eager"),
     "fullgraph": lambda: outer("aot_eager", fullgraph=True),
     "after_optimizer": after_optimizer,
     "in_place": in_place,
+    "in_place_whole": in_place_whole,
     "late": late,
     "late_in_place": late_in_place,
+    "both": both,
     "blocks": blocks,
     "broken": broken,
-    "whole_step": lambda: whole_step(known_before=False),
-    "whole_step_late": lambda: whole_step(known_before=True),
-    "forward_function": lambda: forward_function(known_before=False),
-    "forward_function_late": lambda: forward_function(known_before=True),
-    "clipping": clipping,
+    "forward_function": forward_function,
+    "whole_step": whole_step,
     "epoch": epoch,
-    "both": both,
-    "in_place_whole": in_place_whole,
+    "clipping": clipping,
     "optimizer_step": optimizer_step,
-    "optimizer_function": optimizer_function,
 }
 
 

@@ -26,7 +26,7 @@ class Model(nn.Module):
         output: Tensor = self.layers(inputs)
         return output
 
-    def parameters(self, recurse: bool = True) -> list[nn.Parameter]:  # type: ignore[override]
+    def parameters(self, recurse: bool = True) -> list[nn.Parameter]:
         return list(super().parameters(recurse))
 
 

@@ -34,7 +34,10 @@ def weights_of(*modules: nn.Module) -> str:
 
 
 def run_each(scenarios: Mapping[str, Callable[[], None]], names: Sequence[str]) -> None:
-    """Run scenarios: one in this process; more of them one after the other, each in a fork of its own."""
+    """Run scenarios: one in this process; more of them one after the other, each in a fork of its own.
+
+    Of a fork it prints how it ended, as one line of JSON.
+    """
     if len(names) == 1:
         run_one(scenarios[names[0]])
         return
@@ -46,8 +49,7 @@ def run_each(scenarios: Mapping[str, Callable[[], None]], names: Sequence[str]) 
             run_one(scenarios[name])
             sys.exit()
         _, status = os.waitpid(child, 0)
-        if status:
-            sys.exit(f"{name} ended with status {status}")
+        write_line(name=name, pid=child, exit_code=os.waitstatus_to_exitcode(status))
 
 
 def run_one(scenario: Callable[[], None]) -> None:
@@ -66,16 +68,22 @@ def report(scenario: str, *modules: nn.Module, **more: Any) -> None:
             sockets += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
         except OSError:
             continue  # the descriptor of the listing itself
-    line = {
-        "scenario": scenario,
-        "pid": os.getpid(),
-        "weights": weights_of(*modules),
-        "random": digest(repr(random.getstate()).encode()),
-        "numpy": digest(pickle.dumps(numpy.random.get_state())),
-        "torch": digest(torch.get_rng_state().numpy().tobytes()),
-        "threads": len(os.listdir("/proc/self/task")),
-        "sockets": sockets,
-        "opentelemetry": "opentelemetry" in sys.modules,
+    write_line(
+        scenario=scenario,
+        pid=os.getpid(),
+        weights=weights_of(*modules),
+        random=digest(repr(random.getstate()).encode()),
+        numpy=digest(pickle.dumps(numpy.random.get_state())),
+        torch=digest(torch.get_rng_state().numpy().tobytes()),
+        threads=len(os.listdir("/proc/self/task")),
+        sockets=sockets,
+        opentelemetry="opentelemetry" in sys.modules,
         **more,
-    }
-    print(json.dumps(line), flush=True)
+    )
+
+
+def write_line(**fields: Any) -> None:
+    """Print one line of JSON."""
+    # One write, so that the lines of two ranks do not mix.
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()

@@ -1,15 +1,16 @@
-"""A loop in which every phase fails once, and which goes on each time. Argument: a phase whose failure ends it."""
+"""A loop in which every phase fails once, and which goes on each time. Arguments: phases whose failure ends it."""
 
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from tests.data.training.evidence import report, run_one
+from tests.data.training.evidence import report, run_each
 
 PHASES = ("data_wait", "forward", "backward", "grad_clip", "optimizer")
 fatal = ""
@@ -63,7 +64,7 @@ class Model(nn.Module):
 class Optimizer(torch.optim.SGD):
     """An optimizer that fails in its step."""
 
-    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         may_fail("optimizer")
         return super().step(closure)
 
@@ -91,12 +92,20 @@ def main() -> None:
             except Trouble as trouble:
                 if phase == fatal:
                     raise
-                frames = [f"{f.name} {f.line}" for f in traceback.extract_tb(trouble.__traceback__) if f.filename == __file__]
+                frames = [
+                    f"{f.name} {f.line}" for f in traceback.extract_tb(trouble.__traceback__) if f.filename == __file__
+                ]
                 plain = trouble.__cause__ is None and trouble.__context__ is None
                 caught.append([type(trouble).__name__, trouble.args, trouble.phase, plain, frames])
     report("failures", model, caught=caught)
 
 
+def run(phase: str) -> None:
+    """Run; a failure of `phase` ends it."""
+    global fatal
+    fatal = phase
+    main()
+
+
 if __name__ == "__main__":
-    fatal = sys.argv[1] if len(sys.argv) > 1 else ""
-    run_one(main)
+    run_each({phase: partial(run, phase) for phase in ("", *PHASES)}, sys.argv[1:])

@@ -13,6 +13,14 @@ from torch.utils.data import DataLoader, Dataset
 from tests.data.training.evidence import report, run_one
 
 STEPS = 3
+GRADIENT = "import torch; torch.nn.Linear(2, 1)(torch.ones(2)).sum().backward()"
+TRAINING = """
+import torch
+layer = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+layer(torch.ones(2)).sum().backward()
+optimizer.step()
+"""
 children: list[int] = []
 
 
@@ -57,13 +65,13 @@ class ForkingModel(nn.Module):
 class ForkingOptimizer(torch.optim.SGD):
     """An optimizer that forks in its step."""
 
-    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         fork_here()
         return super().step(closure)
 
 
 def main() -> None:
-    """Train; then start a program that imports torch and computes a gradient, with a rank's variables."""
+    """Train; then start two programs with a rank's variables: one computes a gradient, the other trains."""
     model = ForkingModel()
     optimizer = ForkingOptimizer(model.parameters(), lr=0.1)
     for inputs in DataLoader(Forking(), batch_size=1):
@@ -74,8 +82,9 @@ def main() -> None:
         _, status = os.waitpid(child, 0)
         if status:
             sys.exit(f"a child ended with status {status}")
-    program = "import torch; torch.nn.Linear(2, 1)(torch.ones(2)).sum().backward()"
-    subprocess.run([sys.executable, "-c", program], env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"}, check=True)
+    environ = {**os.environ, "RANK": "1", "WORLD_SIZE": "2"}
+    for program in (GRADIENT, TRAINING):
+        subprocess.run([sys.executable, "-c", program], env=environ, check=True)
     report("forks", model, children=len(children))
 
 

@@ -4,9 +4,10 @@ import sys
 from collections.abc import Callable
 
 import torch
-from tests.data.training.evidence import draw, report, run_each
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from tests.data.training.evidence import draw, report, run_each
 
 Batch = tuple[Tensor, Tensor]
 
@@ -111,12 +112,24 @@ def scaler() -> None:
     report("scaler", model, scale=scale.get_scale())
 
 
+def long() -> None:
+    """Four hundred steps without a loader."""
+    model = nn.Linear(16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(400):
+        optimizer.zero_grad()
+        model(torch.randn(4, 16)).square().mean().backward()
+        optimizer.step()
+    report("long", model)
+
+
 SCENARIOS: dict[str, Callable[[], None]] = {
     "plain": plain,
     "accumulation": accumulation,
     "gan": gan,
     "lbfgs": lbfgs,
     "scaler": scaler,
+    "long": long,
 }
 
 if __name__ == "__main__":

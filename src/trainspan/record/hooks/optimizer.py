@@ -85,7 +85,7 @@ def _hooks(
     marker: Marker, claim: Callable[[], bool], stepped: Callable[[], None], lead: _Lead
 ) -> tuple[Callable[[Any, Any, Any], None], Callable[[Any, Any, Any], None]]:
     enter, resume, step, abort, mine = marker.enter, marker.resume, marker.step, marker.abort, marker.mine
-    wrapper = _step_wrapper_code()
+    wrapper: CodeType | None = None
     depth = 0
     outer = 0
 
@@ -93,16 +93,19 @@ def _hooks(
         # Asked by whatever is entered while an optimizer's step is open: a closure's forward, or, when an exception
         # left the step without its post hook being called, the next batch.
         nonlocal depth
-        if wrapper is None or _frames_of(wrapper) >= depth:
+        if _frames_of(wrapper) >= depth:
             return True
         depth = 0
         return False
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        nonlocal depth, outer
+        nonlocal depth, outer, wrapper
+        if wrapper is None:
+            # What torch wraps around every optimizer's `step` calls this hook.
+            wrapper = sys._getframe(1).f_code
         if depth and mine():
             # The frame that called this hook is one of the wrapper's too.
-            if wrapper is None or _frames_of(wrapper) > depth:
+            if _frames_of(wrapper) > depth:
                 depth += 1
                 return
             depth = 0
@@ -120,8 +123,7 @@ def _hooks(
             return
         if depth > 1:
             # An inner step that an exception left is not on the stack any more, and its hook was not called.
-            depth = min(depth, _frames_of(wrapper) or depth) if wrapper is not None else depth
-            depth -= 1
+            depth = min(depth, _frames_of(wrapper) or depth) - 1
             if depth:
                 return
         depth = 0
@@ -139,14 +141,7 @@ def _hooks(
     return before, after
 
 
-def _step_wrapper_code() -> CodeType | None:
-    """The code of the function torch wraps around every optimizer's `step`; None if this torch does it otherwise."""
-    make_wrapper = getattr(Optimizer, "profile_hook_step", None)
-    constants = make_wrapper.__code__.co_consts if make_wrapper is not None else ()
-    return next((code for code in constants if isinstance(code, CodeType) and code.co_name == "wrapper"), None)
-
-
-def _frames_of(code: CodeType) -> int:
+def _frames_of(code: CodeType | None) -> int:
     """How many calls of `code` are on this thread's stack. Cost: 50 ns a frame."""
     count = 0
     frame: FrameType | None = sys._getframe(1)

@@ -62,6 +62,8 @@ _KINDS: dict[str, Callable[..., Fact]] = {
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _STEPS = "steps"
+_PLAIN = 1 << 2 | 1
+"""Flags of one step, not recompiled, complete."""
 
 # Three times as fast as calling the classes, and a run has millions of steps.
 _new_step: Callable[[tuple[Any, ...]], Step] = partial(tuple.__new__, Step)
@@ -294,33 +296,26 @@ def _unpacked(attempt: int, rank: int, packed: str) -> list[Step]:
     """The steps in a line of columns."""
     columns = json.loads(zlib.decompressobj().decompress(base64.b64decode(packed, validate=True), LINE_MAX_BYTES))
     states = columns.pop(5)
-    numbers, gaps_ns, lengths_ns, counts, flags, codes, offsets_ns, spans_ns = (
+    growths, gaps_ns, lengths_ns, counts, flags, codes, offsets_ns, spans_ns = (
         array("q", column) for column in columns
     )
     times_ns = list(accumulate(chain.from_iterable(zip(gaps_ns, lengths_ns, strict=True))))
-    starts_ns, ends_ns = times_ns[::2], times_ns[1::2]
-    begins_ns = list(chain.from_iterable([start_ns] * count for start_ns, count in zip(starts_ns, counts, strict=True)))
-    numbers = array("q", accumulate(numbers))
-    firsts_ns = list(map(add, begins_ns, offsets_ns))
-    bounds = (attempt, rank, *numbers, *times_ns, *firsts_ns)
-    _require(type(attempt) is type(rank) is int and min(bounds) >= 0 and max(bounds) < 1 << 62)
-    _require(min((*lengths_ns, *spans_ns, *counts, *codes, 0)) == 0 and min((*flags, 4)) >= 4)
-    _require(all(type(state) is str and is_activity(state) for state in states))
-    _require(len(numbers) == len(starts_ns) == len(counts) == len(flags))
-    lasts_ns = map(add, firsts_ns, spans_ns)
+    starts_ns, ends_ns, numbers = times_ns[::2], times_ns[1::2], list(accumulate(growths))
+    firsts_ns = list(map(add, chain.from_iterable(map(repeat, starts_ns, counts)), offsets_ns))
+    lasts_ns = list(map(add, firsts_ns, spans_ns))
+    _require(type(attempt) is type(rank) is int and len(numbers) == len(starts_ns) == len(counts) == len(flags))
+    _require(len(codes) == len(offsets_ns) == len(spans_ns) == sum(counts))
+    for column in ((attempt, rank), numbers, times_ns, lengths_ns, counts, codes, firsts_ns, spans_ns, lasts_ns):
+        _require(not column or (min(column) >= 0 and max(column) < 1 << 62))
+    _require(min(flags) >= 1 << 2 and all(type(state) is str and is_activity(state) for state in states))
     pieces = map(_new_piece, zip(map(states.__getitem__, codes), firsts_ns, lasts_ns, strict=True))
-    columns = (
-        repeat(attempt),
-        repeat(rank),
-        numbers,
-        starts_ns,
-        ends_ns,
-        [tuple(islice(pieces, count)) for count in counts],
-        [flag & 2 > 0 for flag in flags],
-        [flag >> 2 for flag in flags],
-        [flag & 1 > 0 for flag in flags],
+    # A step with one piece is what nearly all are, and zip makes its tuple.
+    ours = zip(pieces, strict=True) if set(counts) == {1} else (tuple(islice(pieces, count)) for count in counts)
+    told = [(flag & 2 > 0, flag >> 2, flag & 1 > 0) for flag in flags] if set(flags) != {_PLAIN} else None
+    rest = zip(*told, strict=True) if told else (repeat(False), repeat(1), repeat(True))
+    return list(
+        map(_new_step, zip(repeat(attempt), repeat(rank), numbers, starts_ns, ends_ns, ours, *rest, strict=False))
     )
-    return list(map(_new_step, zip(*columns, strict=False)))
 
 
 def _require(holds: bool) -> None:

@@ -143,8 +143,12 @@ class Life:
 
     def _take_step(self, step: Step) -> None:
         start_ns, end_ns = step.start_ns, step.end_ns
-        self._see(start_ns, end_ns)
-        self._touch(start_ns)
+        if self.begun_ns <= self.alive_ns <= start_ns and not self.steps.tangled:
+            self._change(self.alive_ns)  # the newest of all: nothing was concluded from its time yet
+            self.alive_ns = end_ns
+        else:
+            self._see(start_ns, end_ns)
+            self._touch(start_ns)
         base = PRODUCTIVE if step.complete else UNFINISHED
         if self.track.end_ns <= start_ns and _is_orderly(step):
             self._append(step, base)

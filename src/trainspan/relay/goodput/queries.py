@@ -20,9 +20,8 @@ Do not multiply them and call the product goodput.
 
 import statistics
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from trainspan.relay.goodput.clock import Clock
@@ -153,11 +152,9 @@ def report(history: RunHistory, window: Window = WHOLE, scope: Scope = THE_JOB) 
     states = _by_state(history, _sums(clocks, stretches))
     total_ns, productive_ns = sum(states.values()), states.pop("productive", 0)
     everything_ns = sum(_sums(clocks, window._replace(exclude=()).stretches()).values()) if window.exclude else total_ns
-    begun = [
-        disruption
-        for disruption in _begun_in(history.disruptions(window.now_ns), stretches)
-        if scope.attempt in (None, disruption.attempt)
-    ]
+    begun = _begun_in(history.disruptions(window.now_ns), stretches)
+    if scope.attempt is not None:
+        begun = [disruption for disruption in begun if disruption.attempt == scope.attempt]
     stops = [stop for stop in begun if stop.planned]
     counts = [clocks[0].steps(*stretch) for stretch in stretches] if clocks else []
     began_ns, ended_ns = _extent(clocks, stretches)
@@ -195,7 +192,7 @@ def pace(history: RunHistory, window: Window = WHOLE, scope: Scope = THE_JOB) ->
     Cost: about 0.3 ms, sorting.
     """
     clocks = _clocks(history, scope, window)
-    recent = list(islice(_durations_ns(clocks[0], window.stretches()), RECENT_STEPS)) if clocks else []
+    recent = _durations_ns(clocks[0], window.stretches()) if clocks else []
     if not recent:
         return None
     middle_ns = statistics.median(recent)
@@ -259,11 +256,13 @@ def _by_state(history: RunHistory, sums: Sums) -> dict[str, int]:
     return states
 
 
-def _begun_in(disruptions: Sequence[Disruption], stretches: Sequence[Stretch]) -> Iterator[Disruption]:
+def _begun_in(disruptions: list[Disruption], stretches: Sequence[Stretch]) -> list[Disruption]:
     """Those whose attempt began in the stretches. Attempts begin one after the other, whatever was recorded."""
+    begun: list[Disruption] = []
     for start_ns, end_ns in stretches:
         first = bisect_left(disruptions, start_ns, key=_begun_of)
-        yield from disruptions[first : bisect_left(disruptions, end_ns, key=_begun_of)]
+        begun += disruptions[first : bisect_left(disruptions, end_ns, key=_begun_of)]
+    return begun
 
 
 def _begun_of(disruption: Disruption) -> int:
@@ -281,11 +280,15 @@ def _extent(clocks: Sequence[Clock], stretches: Sequence[Stretch]) -> tuple[int 
     return min((start for start, _ in found), default=None), max((end for _, end in found), default=None)
 
 
-def _durations_ns(clock: Clock, stretches: Sequence[Stretch]) -> Iterator[int]:
-    """Durations of the steps that ended in the stretches, the newest first."""
+def _durations_ns(clock: Clock, stretches: Sequence[Stretch]) -> list[int]:
+    """Durations of the newest steps that ended in the stretches, the newest first."""
+    durations: list[int] = []
     for start_ns, end_ns in reversed(stretches):
         for period in reversed(clock.periods):
-            yield from period.life.steps.durations_ns(start_ns, end_ns)
+            durations += period.life.steps.durations_ns(start_ns, end_ns, RECENT_STEPS - len(durations))
+            if len(durations) >= RECENT_STEPS:
+                return durations
+    return durations
 
 
 def _seconds(time_ns: int | None) -> float | None:

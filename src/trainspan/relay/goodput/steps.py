@@ -8,7 +8,9 @@ of all steps, as the peers have it, does not.
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+from operator import sub
 from typing import NamedTuple
 
 from trainspan.relay.goodput.facts import Step
@@ -166,12 +168,19 @@ class Steps:
                 place = first - 1
         return None if place < 0 else self.numbers[place] + self.count_of(place) - 1
 
-    def durations_ns(self, start_ns: int, end_ns: int) -> Iterator[int]:
-        """Durations of the steps that ended in (start_ns, end_ns], the newest first; of several told as one, each."""
+    def durations_ns(self, start_ns: int, end_ns: int, most: int) -> list[int]:
+        """Durations of up to `most` steps that ended in (start_ns, end_ns], the newest first.
+
+        Steps told as one are taken to have lasted equally long.
+        """
         first, end = bisect_right(self.ends, start_ns), bisect_right(self.ends, end_ns)
-        for place in range(end - 1, first - 1, -1):
-            count = self.count_of(place)
-            yield from [(self.ends[place] - self.starts[place]) // count] * count
+        first = max(first, end - most)
+        durations = list(map(sub, self.ends[first:end], self.starts[first:end]))[::-1]
+        if not self._counts:
+            return durations
+        counts = [self.count_of(place) for place in range(end - 1, first - 1, -1)]
+        each = ([duration_ns // count] * count for duration_ns, count in zip(durations, counts, strict=True))
+        return list(islice(chain.from_iterable(each), most))
 
     def window(self, place: int) -> tuple[int, int]:
         """The neighbours [first, end) that the reference step at `place` is taken from."""

@@ -1,0 +1,167 @@
+"""What the account of a long run costs: a cold read of its ledger, one new record, and the room it takes.
+
+The run: 100,000 steps of about 0.28 s with a wait for input each, 199 restarts that each lose 30 steps, a save every
+100 steps. CPU time is given beside wall time, because a busy machine stretches only the second.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainspan.relay.goodput.facts import Activity, Begun, Ended, Fact, Piece, Saved, Step
+from trainspan.relay.goodput.history import RunHistory
+from trainspan.relay.goodput.ledger import LedgerWriter, read
+from trainspan.relay.goodput.queries import Scope, Window, account_ns, pace, report, reports, rolling
+
+S = 1_000_000_000
+HOUR_NS = 3600 * S
+APPENDED_AT_ONCE = 50
+
+
+def facts_of(steps: int, restarts: int) -> Iterator[Fact]:
+    """A run of one rank, as a relay would tell it."""
+    chance = random.Random(1)
+    now, number = 1_700_000_000 * S, 0
+    for attempt in range(restarts + 1):
+        yield Begun(attempt, 0, now, "node0", 8, True)
+        yield Activity(attempt, 0, "init", now, now + 8 * S)
+        yield Activity(attempt, 0, "checkpoint_load", now + 8 * S, now + 12 * S)
+        now += 15 * S
+        for place in range(steps // (restarts + 1)):
+            wait_ns = int(chance.expovariate(1 / 30e6))
+            end_ns = now + wait_ns + int(chance.gauss(250e6, 5e6)) + (8 * S if place == 0 else 0)
+            saved = place and place % 100 == 0
+            if saved:
+                end_ns += 3 * S // 10
+                yield Activity(attempt, 0, "checkpoint_save", now, now + 3 * S // 10)
+                yield Saved(attempt, 0, now + 3 * S // 10, number)
+            yield Step(attempt, 0, number, now, end_ns, (Piece("data_wait", end_ns - wait_ns, end_ns),))
+            now, number = end_ns, number + 1
+        yield Ended(attempt, 0, now, orderly=False)
+        now, number = now + 40 * S, max(number - 30, 0)
+
+
+def write(folder: Path, steps: int, restarts: int) -> float:
+    """Write the run's ledger and leave it as a crash does; CPU us a fact."""
+    facts = list(facts_of(steps, restarts))
+    writer = LedgerWriter(folder, "node0", time.time_ns())
+    before = time.process_time()
+    for first in range(0, len(facts), APPENDED_AT_ONCE):
+        writer.append(facts[first : first + APPENDED_AT_ONCE])
+    return (time.process_time() - before) / len(facts) * 1e6
+
+
+def peak_mib() -> float:
+    """Most memory this process has held. Not from getrusage: that begins with what the parent held."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def read_cold(folder: Path) -> dict[str, float]:
+    """Read the ledger and answer once, in this process; times in ms, memory in MiB."""
+    imported_mib = peak_mib()
+    wall, cpu = time.perf_counter(), time.process_time()
+    history = RunHistory()
+    history.add_all(read(folder))
+    answer = report(history)
+    took = {"wall_ms": (time.perf_counter() - wall) * 1e3, "cpu_ms": (time.process_time() - cpu) * 1e3}
+    memory = {"peak_mib": peak_mib(), "peak_over_imports_mib": peak_mib() - imported_mib}
+    return took | memory | {"steps": answer.steps + answer.steps_lost}
+
+
+def questions(history: RunHistory, now_ns: int) -> dict[str, Callable[[], object]]:
+    """Everything that is asked after a new record."""
+    excluded = Window(exclude=((now_ns - 3 * HOUR_NS, now_ns - 2 * HOUR_NS),))
+    return {
+        "cumulative": lambda: report(history),
+        "rolling 1 h": lambda: report(history, rolling(HOUR_NS, now_ns)),
+        "rolling 3 h": lambda: report(history, rolling(3 * HOUR_NS, now_ns)),
+        "interval": lambda: report(history, Window(now_ns - 5 * HOUR_NS, now_ns - HOUR_NS)),
+        "exclusion": lambda: report(history, excluded),
+        "rank": lambda: report(history, scope=Scope(rank=0)),
+        "states only": lambda: account_ns(history),
+        "pace": lambda: pace(history),
+        "every attempt": lambda: reports(history, "attempt"),
+    }
+
+
+def update(folder: Path, rounds: int) -> dict[str, float]:
+    """Median CPU us of taking in one more step, and of each question asked after it."""
+    history = RunHistory()
+    history.add_all(fact for fact in read(folder))
+    attempt, now_ns = history.attempts[-1] + 1, (history.last_sign_ns or 0) + 60 * S
+    history.add(Begun(attempt, 0, now_ns, "node0", 8, True))
+    number = report(history).last_step or 0
+    spent: dict[str, list[float]] = {"one step": []}
+    for _ in range(rounds):
+        end_ns, number = now_ns + 28 * S // 100, number + 1
+        fact = Step(attempt, 0, number, now_ns, end_ns, (Piece("data_wait", now_ns, now_ns + S // 100),))
+        asked = {"one step": partial(history.add, fact), **questions(history, end_ns)}
+        for name, ask in asked.items():
+            before = time.process_time()
+            ask()
+            spent.setdefault(name, []).append((time.process_time() - before) * 1e6)
+        now_ns = end_ns
+    return {name: round(statistics.median(times), 1) for name, times in spent.items()}
+
+
+def measure(steps: int, restarts: int, rounds: int) -> dict[str, Any]:
+    """All numbers of this benchmark."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        written_us = write(folder, steps, restarts)
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        raw = sum(path.stat().st_size for path in folder.glob("*.jsonl"))
+        command = [sys.executable, __file__, "--read", name]
+        cold = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(5)]
+        updated = update(folder, rounds)
+    return {
+        "run": {"steps": steps, "restarts": restarts, "load": os.getloadavg()[0]},
+        "ledger": {
+            "bytes_per_1000_steps": size * 1000 // steps,
+            "raw_tail_bytes": raw,
+            "write_us_per_fact": written_us,
+        },
+        "cold_read": {key: round(min(reading[key] for reading in cold), 1) for key in cold[0]},
+        "update_us": updated,
+        "all_reports_us": round(sum(updated[name] for name in list(updated)[:8]), 1),
+    }
+
+
+def main() -> int:
+    """Run the benchmark; prints a table, or JSON."""
+    parser = argparse.ArgumentParser(prog="scripts/bench goodput", description=__doc__)
+    parser.add_argument("--steps", type=int, default=100_000, help="steps of the run (default: 100000)")
+    parser.add_argument("--restarts", type=int, default=199, help="restarts of the run (default: 199)")
+    parser.add_argument("--rounds", type=int, default=300, help="new records measured (default: 300)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--read", type=Path, help="only read this ledger, once")
+    arguments = parser.parse_args()
+    if arguments.read:
+        print(json.dumps(read_cold(arguments.read)))
+        return 0
+    if not 0 <= arguments.restarts < arguments.steps:
+        parser.error(f"--restarts must be below --steps, not {arguments.restarts}")
+    result = measure(arguments.steps, arguments.restarts, arguments.rounds)
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+        return 0
+    for title, rows in result.items():
+        print(f"{title}:" if isinstance(rows, dict) else f"{title}: {rows}")
+        for name, value in rows.items() if isinstance(rows, dict) else ():
+            print(f"  {name:<24} {value:>12.1f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

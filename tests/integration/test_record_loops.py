@@ -1,0 +1,79 @@
+"""Loops of every common shape, in real processes: nothing about them changes, and their steps are seen as they are."""
+
+import pytest
+
+from tests.integration.recorded import Pair, in_good_order, phases_of, run_both
+
+SCENARIOS = ("plain", "accumulation", "gan", "lbfgs", "scaler")
+
+BATCH = ["data_wait", "h2d", "forward", "backward"]
+STEP = [*BATCH, "grad_clip", "optimizer"]
+EPOCH_ENDS = ["data_wait"]
+ITERATOR = ["data_wait"]
+VALIDATION = [*EPOCH_ENDS, *ITERATOR, *["validation"] * 6, *EPOCH_ENDS]
+CLOSURE = ["optimizer", "forward", "optimizer", "backward"]
+CRITIC = ["data_wait", "h2d", "forward", "forward", "forward", "backward", "optimizer"]
+GENERATOR = ["forward", "backward", "optimizer"]
+
+PHASES = {
+    "plain": [[*ITERATOR, *STEP], STEP, STEP, STEP, [*VALIDATION, *ITERATOR, *STEP], STEP, STEP, STEP],
+    "accumulation": [[*ITERATOR, *BATCH * 3, "optimizer"], *[[*BATCH * 3, "optimizer"]] * 3],
+    "gan": [[*ITERATOR, *CRITIC], *[[*GENERATOR, *CRITIC]] * 4],
+    "lbfgs": [[*ITERATOR, "data_wait", *CLOSURE * 4, "optimizer"], *[["data_wait", *CLOSURE * 4, "optimizer"]] * 2],
+    "scaler": [[*ITERATOR, *STEP], STEP, [*BATCH, "grad_clip", *STEP], STEP, STEP],
+}
+"""Of each step. The third step under the scaler is skipped for its infinite gradient: the next one ends it."""
+
+MICROBATCHES = {
+    "plain": [1] * 8,
+    "accumulation": [3] * 4,
+    "gan": [1, 2, 2, 2, 2],
+    "lbfgs": [4] * 3,
+    "scaler": [1, 1, 2, 1, 1],
+}
+
+
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """All loops, with and without trainspan."""
+    return run_both("loops.py", *SCENARIOS, state=tmp_path_factory.mktemp("loops"))
+
+
+def test_nothing_in_the_process_differs(loops: Pair) -> None:
+    """Weights, the state of every generator, threads, sockets: whoever watches must not be seen in any of them."""
+    differences = loops.differences("pid")
+
+    assert differences == [{}] * (2 * len(SCENARIOS))
+    assert not any(line["opentelemetry"] for line in loops.recorded.lines if "scenario" in line)
+
+
+def test_nothing_is_said_and_all_end_well(loops: Pair) -> None:
+    """A user who sees a line that his script has not printed begins to search."""
+    said = (loops.alone.stderr, loops.recorded.stderr)
+
+    assert said == ("", "")
+    assert {line["exit_code"] for line in loops.recorded.lines if "name" in line} == {0}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_steps_have_their_phases_in_order(loops: Pair, scenario: str) -> None:
+    """What is one step differs from loop to loop; everything else is counted from it."""
+    steps = loops.recording_of(scenario).steps
+
+    assert [phases_of(step) for step in steps] == PHASES[scenario]
+    assert [step.microbatches for step in steps] == MICROBATCHES[scenario]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_nanosecond_of_a_step_is_in_one_phase(loops: Pair, scenario: str) -> None:
+    """Time that is counted twice, or not at all, makes every share wrong."""
+    recording = loops.recording_of(scenario)
+
+    assert in_good_order(recording)
+
+
+def test_each_process_makes_one_recording(loops: Pair) -> None:
+    """The process that forks them never trains."""
+    pids = [recording.identity.pid for recording in loops.recorded.recordings]
+
+    assert sorted(pids) == sorted(line["pid"] for line in loops.recorded.lines if "scenario" in line)

@@ -1,0 +1,39 @@
+"""Optimizers that are made of others: one step of training is counted once."""
+
+import pytest
+
+from tests.integration.recorded import Pair, in_good_order, phases_of, run_both
+
+STEP = ["forward", "backward", "optimizer"]
+
+PHASES = {
+    "outer": [STEP] * 6,
+    "cautious": [STEP] * 6,
+    "zero": [STEP] * 6,
+    # After eight steps without the first optimizer the second one leads; its model is found in the step after.
+    "alternating": [*[STEP] * 10, ["backward", "optimizer"] * 8, STEP, STEP, *[[*STEP, *STEP]] * 10],
+    "in_backward": [["forward", *STEP]] * 6,
+}
+
+
+@pytest.fixture(scope="module")
+def optimizers(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """All of them, with and without trainspan."""
+    return run_both("optimizers.py", *PHASES, state=tmp_path_factory.mktemp("optimizers"))
+
+
+def test_nothing_in_the_process_differs(optimizers: Pair) -> None:
+    """The hooks of all optimizers run inside each other here."""
+    differences = optimizers.differences("pid")
+
+    assert differences == [{}] * (2 * len(PHASES))
+    assert optimizers.recorded.stderr == optimizers.alone.stderr == ""
+
+
+@pytest.mark.parametrize("scenario", PHASES)
+def test_a_step_is_counted_once(optimizers: Pair, scenario: str) -> None:
+    """Wrappers call the step of what they wrap, and torch's hooks are called for both; or fail to be, after a failure."""
+    recording = optimizers.recording_of(scenario)
+
+    assert [phases_of(step) for step in recording.steps] == PHASES[scenario]
+    assert in_good_order(recording)
