@@ -32,6 +32,7 @@ class RankFollower:
         end: how it ended; None while it lives.
         unfinished: the step it ended in; None while it lives, and if it ended in none.
         last_number: number of its last completed step; None before it.
+        alive_ns: when it was last seen alive; None before that.
     """
 
     def __init__(self, reader: RecordingReader, environ: Mapping[str, str], aggregates: StepAggregates, *, own: bool):
@@ -47,6 +48,7 @@ class RankFollower:
         self.end: ProcessEnd | None = None
         self.unfinished: RankStep | None = None
         self.last_number: int | None = None
+        self.alive_ns: int | None = None
         self._aggregates = aggregates
         self._own_aggregates = own
         self._last_step_end_ns: int | None = None

@@ -97,7 +97,9 @@ class Pipeline:
         assembly.add_segments(follower, follower.over_segments(steps, now_ns, live=sighting.ended is None))
         if sighting.ended == "closed":
             self._finish(follower, _orderly_end(follower), now_ns)
-        elif sighting.ended == "died":
+        elif sighting.ended is None:
+            follower.alive_ns = now_ns
+        else:
             self._dying.append(_Dying(follower, now_ns))
 
     def turn(self, now_ns: int) -> None:
@@ -171,7 +173,8 @@ class Pipeline:
             if cause is None and self._agents and now_ns - dying.seen_ns < wait_ns:
                 still_waiting.append(dying)
             else:
-                self._finish(dying.follower, ProcessEnd(dying.seen_ns, "died", cause), now_ns)
+                end = ProcessEnd(dying.seen_ns, "died", cause, dying.follower.alive_ns)
+                self._finish(dying.follower, end, now_ns)
         self._dying = still_waiting
 
     def _finish(self, follower: RankFollower, end: ProcessEnd, now_ns: int) -> None:
@@ -260,7 +263,7 @@ def _orderly_end(follower: RankFollower) -> ProcessEnd:
     if follower.exception is None:
         return ProcessEnd(closed_ns, "closed")
     kind = follower.exception.get("type")
-    return ProcessEnd(closed_ns, "exception", kind if isinstance(kind, str) else None)
+    return ProcessEnd(closed_ns, "exception", kind if isinstance(kind, str) else None, follower.exception["ts"])
 
 
 def _metric_interval_ms(environ: Mapping[str, str], log: Callable[[str], None]) -> int:

@@ -1,6 +1,7 @@
 """Two ranks, DDP on gloo: each prints, per step, what its own clock says of the step's forward and backward."""
 
 import json
+import sys
 import time
 
 import torch
@@ -37,7 +38,9 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         clocked.append({"forward_ns": forward_ns - started_ns, "backward_ns": backward_ns - loss_ns})
-    print(json.dumps({"rank": dist.get_rank(), "steps": clocked}), flush=True)
+    # One write: the ranks share one pipe, and `print` may write its newline apart.
+    sys.stdout.write(json.dumps({"rank": dist.get_rank(), "steps": clocked}) + "\n")
+    sys.stdout.flush()
     dist.destroy_process_group()
 
 

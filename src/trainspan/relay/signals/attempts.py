@@ -33,11 +33,11 @@ def attempt_span(source: RankSource, start_unix_ns: int, ends: Sequence[tuple[Ra
     Args:
         source: rank 0.
         start_unix_ns: when the first local process began.
-        ends: how the local processes ended, at least one. The first that failed is the attempt's end.
+        ends: how the local processes ended, at least one. Of those that failed, the likely cause is the attempt's end.
     """
     identity = source.identity
     failed = [(rank, end) for rank, end in ends if end.failed]
-    rank, end = min(failed or ends, key=lambda ended: (ended[0].unix_of(ended[1].at_ns), ended[0].identity.rank))
+    rank, end = min(failed or ends, key=lambda ended: (*ended[1].rank_as_cause, ended[0].identity.rank))
     previous = attempt_context(identity, attempt=identity.attempt - 1, is_remote=True)
     return ReadableSpan(
         names.SPAN_ATTEMPT,

@@ -54,16 +54,24 @@ class ProcessEnd(NamedTuple):
     `at_ns`: when it closed its recording, or when it was noticed that it is gone.
     `reason`: `closed` in good order; `exception` closed after an uncaught exception; `died` without a word.
     `cause`: the exception's type, or the signal if the launcher has told: `SIGKILL`.
+    `alive_ns`: when it last was known to be well: a death is noticed a look late, an exception ends the process only
+    after its way out. None: until `at_ns`.
     """
 
     at_ns: int
     reason: EndReason
     cause: str | None = None
+    alive_ns: int | None = None
 
     @property
     def failed(self) -> bool:
         """Whether it ended before its work was done."""
         return self.reason != "closed"
+
+    @property
+    def rank_as_cause(self) -> tuple[bool, int]:
+        """Of several ends, the least is likely what brought about the others: SIGTERM is how launchers end the rest."""
+        return self.cause == "SIGTERM", self.at_ns if self.alive_ns is None else self.alive_ns
 
     def sentence(self, step: RankStep | None) -> str:
         """The end in words: `process ended by SIGKILL in backward of step 41`; without a step, it was in init."""
