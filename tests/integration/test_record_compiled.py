@@ -90,6 +90,7 @@ def test_inductor_compiles_the_same(tmp_path_factory: pytest.TempPathFactory) ->
     """The default backend, in a process where the compiler is first imported when the optimizer is made."""
     pair = run_both("compiled.py", "inductor", state=tmp_path_factory.mktemp("inductor"))
 
-    assert pair.differences("pid") == [{}]
+    # The compiler's own pool of threads is as large as its work was slow; other scenarios show that none is ours.
+    assert pair.differences("pid", "threads") == [{}]
     assert (pair.alone.stderr, pair.recorded.stderr) == ("", "")
     assert [phases_of(step) for step in pair.recording_of("inductor").steps] == [STEP] * 6

@@ -32,7 +32,7 @@ def test_nothing_in_the_process_differs(optimizers: Pair) -> None:
 
 @pytest.mark.parametrize("scenario", PHASES)
 def test_a_step_is_counted_once(optimizers: Pair, scenario: str) -> None:
-    """Wrappers call the step of what they wrap, and torch's hooks are called for both; or fail to be, after a failure."""
+    """Wrappers call the step of what they wrap: torch calls its hooks for both, and after a failure for one."""
     recording = optimizers.recording_of(scenario)
 
     assert [phases_of(step) for step in recording.steps] == PHASES[scenario]

@@ -2,9 +2,10 @@
 
 import contextlib
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.unit.recordings import CAPACITY, FIRST_WORD, opened, pairs_of, record_into, step_word, stores_of_steps
 from trainspan.names import Phase
-from trainspan.record.marker import Marker
+from trainspan.record.marker import Marker, make_marker
 from trainspan.recording import layout
 from trainspan.recording.reader import Look, RecordingReader
 
@@ -205,6 +206,35 @@ def test_writer_that_outruns_every_try_is_waited_for(tmp_path: Path) -> None:
     assert reader.errors == 0
     reader.close()
     writer.close(1)
+
+
+class StoreLog:
+    """Stands in for the words of a ring, and keeps every store in order."""
+
+    def __init__(self) -> None:
+        self.stores: list[tuple[int, int]] = []
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self.stores.append((index, value))
+
+
+def test_marker_stores_word_then_time_then_lap() -> None:
+    """The time publishes the mark, and the lap count the lap: what they publish must be there before them."""
+    log: Any = StoreLog()
+    marker = make_marker(threading.get_ident)
+    marker.attach(log, CAPACITY)
+
+    for _ in range(CAPACITY // 2 + 1):
+        marker.enter(Phase.FORWARD)
+        marker.resume(Phase.OTHER)
+    for _ in range(CAPACITY):
+        marker.step(Phase.OTHER)
+
+    slots = range(FIRST_WORD, FIRST_WORD + 2 * CAPACITY, 2)
+    lap = [index for position in slots for index in (position + 1, position)] + [layout.WORD_LAPS]
+    rest = [FIRST_WORD + 1, FIRST_WORD, FIRST_WORD + 3, FIRST_WORD + 2]
+    assert [index for index, _value in log.stores] == lap + lap + rest
+    assert [value for index, value in log.stores if index == layout.WORD_LAPS] == [1, 2]
 
 
 class Watched(NamedTuple):

@@ -85,7 +85,7 @@ def main() -> None:
     optimizer = Optimizer(model.parameters(), lr=1e-4)
     caught = []
     for phase in PHASES:
-        for failing in ("", phase, ""):
+        for failing in ("", phase, ""):  # noqa: B007 - a global: the model and the optimizer look at it
             batches = iter(DataLoader(Samples(), batch_size=4))
             try:
                 train_once(batches, model, optimizer)
@@ -102,7 +102,7 @@ def main() -> None:
 
 def run(phase: str) -> None:
     """Run; a failure of `phase` ends it."""
-    global fatal
+    global fatal  # noqa: PLW0603 - an argument of the script, read where the exception arrives
     fatal = phase
     main()
 

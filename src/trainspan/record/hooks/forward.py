@@ -182,6 +182,8 @@ class RootSearch:
             call = module.__dict__.get(_SLOT) if module is not None else None
             if module is not None and isinstance(call, RootCall):
                 module.__dict__[_SLOT] = call.inner
+                if call.inner is None:
+                    del module.__dict__[_SLOT]
         self._marked.clear()
 
     def _searching_call(self) -> Callable[..., Any]:

@@ -105,8 +105,9 @@ def _hooks(
             wrapper = sys._getframe(1).f_code
         if depth and mine():
             # The frame that called this hook is one of the wrapper's too.
-            if _frames_of(wrapper) > depth:
-                depth += 1
+            frames = _frames_of(wrapper)
+            if frames > 1:
+                depth = frames
                 return
             depth = 0
             abort(outer)

@@ -1,0 +1,177 @@
+"""Bad input and bad places: a line of warning, training that goes on, and nothing left half-written."""
+
+import os
+import stat
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from tests.integration.recorded import REPOSITORY, SCRIPTS, Run, Training, start, start_ranks
+
+RUN = "fixed"
+KIB = 1024
+RING_MARKS_WARNING = (
+    "trainspan: TRAINSPAN_RING_MARKS='77' is not understood: use a power of two from 1024 to 67108864; "
+    "going on with the default"
+)
+
+
+def files_below(directory: Path) -> list[str]:
+    """Everything below `directory` that is no directory."""
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir())
+
+
+def train(state: Path, **more: str) -> Run:
+    """A plain training of four steps."""
+    return start("loops.py", "accumulation", state=state, **more).ended()
+
+
+def assert_unrecorded(run: Run, reason: str) -> None:
+    """It trained to its end, and one line says why nothing was recorded."""
+    [warning] = run.stderr.splitlines()
+    assert warning.startswith("trainspan: training goes on unrecorded: ")
+    assert reason in warning
+    assert run.exit_code == 0
+    assert [line["scenario"] for line in run.lines] == ["accumulation"]
+
+
+def test_each_bad_variable_is_named_once(tmp_path: Path) -> None:
+    """A typing error in a job that waits a day for its turn must not cost the recording."""
+    run = train(tmp_path, TRAINSPAN_RELAYS="off", TRAINSPAN_RING_MARKS="77", TRAINSPAN_ATTEMPT="-1")
+
+    assert run.stderr.splitlines() == [
+        "trainspan: TRAINSPAN_ATTEMPT='-1' is not understood: use a number from 0; going on with the default",
+        RING_MARKS_WARNING,
+        "trainspan: TRAINSPAN_RELAYS='off' is not understood: no such variable; did you mean TRAINSPAN_RELAY?",
+    ]
+    assert [len(recording.steps) for recording in run.recordings] == [4]
+
+
+def test_switch_that_is_not_understood_is_off(tmp_path: Path) -> None:
+    """The warning says so, and the launcher and its ranks must agree on it."""
+    run = start_ranks(2, "ddp.py", state=tmp_path, TRAINSPAN_ENABLED="maybe").ended()
+
+    warning = "trainspan: TRAINSPAN_ENABLED='maybe' is not understood: use 1 or 0; going on with 0"
+    assert run.stderr.splitlines() == [warning, warning]
+    assert (run.exit_code, files_below(tmp_path)) == (0, [])
+
+
+def test_workers_do_not_repeat_the_warnings_of_their_rank(tmp_path: Path) -> None:
+    """Thirty-two workers would fill the screen with one typing error."""
+    run = start("workers.py", "spawn", state=tmp_path, TRAINSPAN_RELAYS="off").ended()
+
+    assert len(run.stderr.splitlines()) == 1
+
+
+def test_unwritable_place_is_refused(tmp_path: Path) -> None:
+    """A home directory that is not mounted on the compute nodes is the usual case."""
+    file = tmp_path / "file"
+    file.write_text("not a directory")
+
+    run = train(file)
+
+    assert_unrecorded(run, str(file))
+    assert files_below(tmp_path) == ["file"]
+
+
+def test_full_place_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    """Half a ring would be read as a dead rank; a hole in it would kill the rank with SIGBUS."""
+    limited = ["bash", "-c", f'ulimit -f {64 * KIB // KIB}; exec "$@"', "bash"]
+    command = [*limited, sys.executable, str(SCRIPTS / "loops.py"), "accumulation"]
+
+    run = Training(command, tmp_path, {}).ended()
+
+    assert_unrecorded(run, "takes no recording (File too large)")
+    assert files_below(tmp_path) == []
+
+
+def test_planted_link_is_not_followed(tmp_path: Path) -> None:
+    """Whoever knows the name of the next run must not choose where its rank writes."""
+    target = tmp_path / "target"
+    target.mkdir(mode=0o700)
+    folder = tmp_path / "state" / "runs" / RUN
+    folder.mkdir(mode=0o700, parents=True)
+    (folder / "recordings").symlink_to(target)
+
+    run = train(tmp_path / "state", TRAINSPAN_RUN_ID=RUN)
+
+    assert_unrecorded(run, "is not a directory")
+    assert files_below(target) == []
+
+
+def test_directory_open_to_others_is_refused(tmp_path: Path) -> None:
+    """Who may write into it could put a link where the next file is made."""
+    folder = tmp_path / "runs" / RUN
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+
+    run = train(tmp_path, TRAINSPAN_RUN_ID=RUN)
+
+    assert_unrecorded(run, f"chmod 700 {folder}")
+    assert files_below(tmp_path) == []
+
+
+def test_recordings_are_private(tmp_path: Path) -> None:
+    """Whatever the user's umask is, and whoever else may look into the state directory."""
+    tmp_path.chmod(0o777)
+
+    command = ["bash", "-c", 'umask 0; exec "$@"', "bash", sys.executable, str(SCRIPTS / "loops.py"), "accumulation"]
+    run = Training(command, tmp_path, {}).ended()
+
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_dir()}
+    assert modes == {0o700}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()} == {0o600}
+    assert len(run.recordings) == 1
+
+
+def test_process_that_never_trains_leaves_nothing(tmp_path: Path) -> None:
+    """Most programs that import torch do not train."""
+    program = "import torch; x = torch.ones(2, requires_grad=True); (x * x).sum().backward(); torch.nn.Linear(2, 1)(x)"
+
+    run = Training([sys.executable, "-c", program], tmp_path, {}).ended()
+
+    assert (run.exit_code, run.stderr, list(tmp_path.iterdir())) == (0, "", [])
+
+
+SPY = """
+import os, sys
+
+def note(what):
+    with open(os.environ["SPY_LOG"], "a") as log:
+        log.write(what + " " + " ".join(sys.orig_argv) + "\\n")
+
+def watch(event, arguments):
+    if event == "import" and arguments[0] == "trainspan.record":
+        note("records")
+
+note("starts")
+sys.addaudithook(watch)
+"""
+
+
+def spied(tmp_path: Path, *command: str) -> list[str]:
+    """What the processes of `command` do: `starts` or `records`, and the command line."""
+    (tmp_path / "sitecustomize.py").write_text(SPY)
+    paths = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+    more = {"SPY_LOG": str(tmp_path / "log"), "PYTHONPATH": paths}
+    run = Training([sys.executable, *command], tmp_path / "state", more).ended()
+    assert run.exit_code == 0
+    return (tmp_path / "log").read_text().splitlines()
+
+
+def test_resource_tracker_does_not_load_the_recorder(tmp_path: Path) -> None:
+    """Every process that spawns others has one."""
+    done = spied(tmp_path, str(SCRIPTS / "workers.py"), "spawn")
+
+    helper = [line.split()[0] for line in done if "resource_tracker" in line]
+    assert helper == ["starts"]
+    assert any(line.startswith("records ") for line in done)
+
+
+def test_compile_worker_does_not_load_the_recorder(tmp_path: Path) -> None:
+    """torch.compile starts one for each core, with a rank's variables, and each imports torch."""
+    [torch] = find_spec("torch").submodule_search_locations  # type: ignore[union-attr,misc]
+
+    done = spied(tmp_path, str(Path(torch) / "_inductor" / "compile_worker" / "__main__.py"), "--help")
+
+    assert [line.split()[0] for line in done] == ["starts"]
