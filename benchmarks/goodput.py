@@ -40,12 +40,12 @@ def facts_of(steps: int, restarts: int) -> Iterator[Fact]:
         for place in range(steps // (restarts + 1)):
             wait_ns = int(chance.expovariate(1 / 30e6))
             end_ns = now + wait_ns + int(chance.gauss(250e6, 5e6)) + (8 * S if place == 0 else 0)
-            saved = place and place % 100 == 0
-            if saved:
-                end_ns += 3 * S // 10
-                yield Activity(attempt, 0, "checkpoint_save", now, now + 3 * S // 10)
-                yield Saved(attempt, 0, now + 3 * S // 10, number)
-            yield Step(attempt, 0, number, now, end_ns, (Piece("data_wait", end_ns - wait_ns, end_ns),))
+            begin_ns = now
+            if place and place % 100 == 0:
+                begin_ns, end_ns = now + 3 * S // 10, end_ns + 3 * S // 10
+                yield Activity(attempt, 0, "checkpoint_save", now, begin_ns)
+                yield Saved(attempt, 0, begin_ns, number)
+            yield Step(attempt, 0, number, now, end_ns, (Piece("data_wait", begin_ns, begin_ns + wait_ns),))
             now, number = end_ns, number + 1
         yield Ended(attempt, 0, now, orderly=False)
         now, number = now + 40 * S, max(number - 30, 0)
@@ -106,7 +106,7 @@ def update(folder: Path, rounds: int) -> dict[str, float]:
     for _ in range(rounds):
         end_ns, number = now_ns + 28 * S // 100, number + 1
         fact = Step(attempt, 0, number, now_ns, end_ns, (Piece("data_wait", now_ns, now_ns + S // 100),))
-        asked = {"one step": partial(history.add, fact), **questions(history, end_ns)}
+        asked: dict[str, Callable[[], object]] = {"one step": partial(history.add, fact), **questions(history, end_ns)}
         for name, ask in asked.items():
             before = time.process_time()
             ask()

@@ -59,12 +59,7 @@ def ended(at: float, *, attempt: int = 0, rank: int = 0, orderly: bool = False) 
     return Ended(attempt, rank, round(at * S), orderly)
 
 
-_ATTEMPT = st.integers(0, 2)
-_RANK = st.integers(0, 2)
-_TIME = st.integers(0, LONGEST_S).map(lambda time: time * S)
-_SPAN = st.tuples(_TIME, st.integers(0, 200)).map(lambda span: (span[0], span[0] + span[1] * S))
 _STATE = st.sampled_from([*sorted(ACTIVITIES), "custom.eval", "custom.log"])
-_PIECE = st.builds(lambda state, span: Piece(state, *span), _STATE, _SPAN)
 _FLAG = st.booleans()
 
 
@@ -76,26 +71,34 @@ def _done(attempt: int, rank: int, state: str, span: tuple[int, int], depth: int
     return Activity(attempt, rank, state, span[0], span[1], depth)
 
 
-HOSTILE_FACT: st.SearchStrategy[Fact] = st.one_of(
-    st.builds(_step, _ATTEMPT, _RANK, st.integers(0, 20), _SPAN, st.tuples(), st.integers(0, 9)),
-    st.builds(_step, _ATTEMPT, _RANK, st.integers(0, 20), _SPAN, st.tuples(_PIECE), st.integers(0, 9)),
-    st.builds(
-        lambda a, r, s, span, d: Activity(a, r, s, span[0], span[1], d),
-        _ATTEMPT,
-        _RANK,
-        _STATE,
-        _SPAN,
-        st.integers(0, 2),
-    ),
-    st.builds(lambda a, r, s, at: Activity(a, r, s, at, None), _ATTEMPT, _RANK, _STATE, _TIME),
-    st.builds(Begun, _ATTEMPT, _RANK, _TIME, st.sampled_from(["n0", "n1"]), st.integers(1, 3), _FLAG),
-    st.builds(Ended, _ATTEMPT, _RANK, _TIME, _FLAG),
-    st.builds(Saved, _ATTEMPT, _RANK, _TIME, st.integers(0, 20), st.sampled_from(["", "a", "b"])),
-    st.builds(Loaded, _ATTEMPT, _RANK, _TIME, st.none() | st.integers(0, 20), st.sampled_from(["", "a", "b"])),
-    st.builds(Alive, _ATTEMPT, _RANK, _TIME),
-)
-HOSTILE: st.SearchStrategy[list[Fact]] = st.lists(HOSTILE_FACT, min_size=1, max_size=30)
-"""Any facts: overlapping, contradicting, from before the beginning."""
+def _opened(attempt: int, rank: int, state: str, at_ns: int) -> Activity:
+    return Activity(attempt, rank, state, at_ns, None)
+
+
+def hostile(last: int, unit_s: int, numbers: int) -> st.SearchStrategy[list[Fact]]:
+    """Any facts about attempts and ranks 0 to `last`, at multiples of `unit_s`, steps numbered below `numbers`."""
+    attempt, rank, number = st.integers(0, last), st.integers(0, last), st.integers(0, numbers)
+    time = st.integers(0, LONGEST_S // unit_s).map(lambda units: units * unit_s * S)
+    span = st.tuples(time, st.integers(0, 200 // unit_s).map(lambda units: units * unit_s * S))
+    span = span.map(lambda found: (found[0], found[0] + found[1]))
+    piece = st.builds(lambda state, found: Piece(state, *found), _STATE, span)
+    name = st.sampled_from(["", "a", "b"])
+    fact: st.SearchStrategy[Fact] = st.one_of(
+        st.builds(_step, attempt, rank, number, span, st.tuples(), st.integers(0, 9)),
+        st.builds(_step, attempt, rank, number, span, st.tuples(piece), st.integers(0, 9)),
+        st.builds(_done, attempt, rank, _STATE, span, st.integers(0, 2)),
+        st.builds(_opened, attempt, rank, _STATE, time),
+        st.builds(Begun, attempt, rank, time, st.sampled_from(["n0", "n1"]), st.integers(1, 3), _FLAG),
+        st.builds(Ended, attempt, rank, time, _FLAG),
+        st.builds(Saved, attempt, rank, time, number, name),
+        st.builds(Loaded, attempt, rank, time, st.none() | number, name),
+        st.builds(Alive, attempt, rank, time),
+    )
+    return st.lists(fact, min_size=1, max_size=30)
+
+
+HOSTILE: st.SearchStrategy[list[Fact]] = hostile(1, 50, 4) | hostile(2, 1, 20)
+"""Overlapping, contradicting, from before the beginning: some so dense that everything meets everything."""
 
 
 @st.composite
@@ -107,7 +110,8 @@ def runs(draw: st.DrawFn) -> list[Fact]:
         ranks = draw(st.integers(1, 3))
         now += draw(st.integers(0, 100))
         first = draw(st.integers(0, number))
-        work = draw(st.lists(st.integers(1, 12) | st.integers(50, 200), max_size=45))
+        lengths = st.integers(1, 12) | st.integers(50, 200)
+        work = draw(st.lists(lengths, max_size=20) | st.lists(lengths, min_size=34, max_size=45))
         for rank in range(ranks):
             facts.extend(_life(draw, attempt, rank, first, now, work))
         number = max(number, first + len(work))

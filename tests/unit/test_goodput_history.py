@@ -71,6 +71,18 @@ class TestSteps:
 
         assert (answer.goodput, answer.steps, answer.last_step) == (1.0, 60, 59)
 
+    @pytest.mark.parametrize("asked", [True, False])
+    @pytest.mark.parametrize("count", [4, 33, 34, 70])
+    def test_late_fact_changes_what_was_concluded(self, count: int, *, asked: bool) -> None:
+        """An evaluation in the second step was heard of last: that step had not been slow."""
+        history = history_of([begun(0), *steps(0, [0, 10, 40, *range(50, 50 + 10 * count, 10)])])
+        if asked:
+            assert seconds(history)["compile"] == 20.0
+
+        history.add(activity("custom.eval", 15, 35))
+
+        assert seconds(history) == {"custom.eval": 20.0, "productive": 10.0 * count + 20.0}
+
     def test_step_of_the_timeline_becomes_a_fact(self) -> None:
         """Phases that are no work become pieces; times go from the host's clock to Unix time."""
         intervals = (
@@ -137,6 +149,21 @@ class TestSilence:
         history = history_of([begun(0), *steps(0, MINUTE), ended(90, orderly=True)])
 
         assert seconds(history, window_s(now=5000)) == {"productive": 60.0, "shutdown": 30.0}
+
+    def test_long_shutdown_is_no_hang(self) -> None:
+        """A last upload of ten minutes, and then an orderly end."""
+        history = history_of([begun(0), *steps(0, MINUTE), ended(660, orderly=True)])
+
+        assert seconds(history) == {"productive": 60.0, "shutdown": 600.0}
+
+    @pytest.mark.parametrize("orderly", [True, False])
+    def test_of_two_ends_the_disorderly_one_counts(self, *, orderly: bool) -> None:
+        """Two processes of one rank: one was killed."""
+        ends = [ended(70, orderly=orderly), ended(70, orderly=not orderly)]
+
+        history = history_of([begun(0), *steps(0, MINUTE), *ends])
+
+        assert seconds(history) == {"lost_work": 10.0, "productive": 60.0}
 
     def test_unfinished_step_of_a_dead_rank_is_lost_work(self) -> None:
         """At most the unfinished step is lost without a trace; here it left one."""
@@ -405,6 +432,14 @@ class TestQuestions:
         assert (answer.goodput, answer.total_s, answer.last_step) == (None, 0.0, None)
         assert pace(history_of([])) is None
         assert ettr(answer) is None
+
+    @pytest.mark.parametrize("scope", [Scope(rank=9), Scope(node="n9"), Scope(attempt=9)])
+    def test_what_the_run_does_not_have_has_no_time(self, scope: Scope) -> None:
+        """Whoever asks for rank 9 of 8 gets an empty answer, not an exception."""
+        answer = report(self.HISTORY, scope=scope)
+
+        assert (answer.goodput, answer.total_s, answer.steps, answer.began_unix_s) == (None, 0.0, 0, None)
+        assert pace(self.HISTORY, scope=scope) is None
 
     def test_window_holds_the_silence_in_it(self) -> None:
         """The peer's window ends at the last record, so its goodput is 100 % while nothing happens."""

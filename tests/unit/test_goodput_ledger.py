@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.unit.goodput_facts import HISTORIES, S, begun, ended, history_of, steps
 from trainspan.relay.goodput import ledger
-from trainspan.relay.goodput.facts import Activity, Fact, Piece, Saved, Step
+from trainspan.relay.goodput.facts import Activity, Fact, Piece, Saved, Step, StepRun
 from trainspan.relay.goodput.ledger import LedgerWriter, Reading
-from trainspan.relay.goodput.queries import account_ns, report
+from trainspan.relay.goodput.queries import THE_JOB, Scope, account_ns, report
 
 FACTS: list[Fact] = [
     begun(0),
@@ -36,9 +36,14 @@ def write(folder: Path, facts: list[Fact], rotate_bytes: int = ledger.ROTATE_BYT
 
 
 def read(folder: Path) -> tuple[list[Fact], Reading]:
-    """Everything in a ledger."""
+    """Everything in a ledger, as it is told to a history."""
     reading = Reading()
     return list(ledger.read(folder, reading)), reading
+
+
+def told(facts: list[Fact]) -> list[Fact]:
+    """The facts, with the steps of a run one by one."""
+    return [one for fact in facts for one in (fact.told() if isinstance(fact, StepRun) else [fact])]
 
 
 @same_folder
@@ -67,8 +72,10 @@ def test_packing_changes_no_answer(tmp_path: Path, facts: list[Fact]) -> None:
     packed.unlink()
     assert not path.exists()
     assert reading.damaged == 0
-    assert set(found) == set(facts)
-    assert report(history_of(found)).to_json() == report(history_of(facts)).to_json()
+    assert set(told(found)) == set(facts)
+    for scope in (THE_JOB, Scope(rank=0), Scope(rank=1)):
+        packed_answer, answer = report(history_of(found), scope=scope), report(history_of(facts), scope=scope)
+        assert packed_answer == answer
 
 
 @pytest.mark.parametrize("size", range(0, 900, 7))
@@ -163,7 +170,7 @@ def test_compact_packs_what_crashes_left(tmp_path: Path) -> None:
 
     assert packed == 3
     assert ledger.compact(tmp_path) == 0
-    assert set(read(tmp_path)[0]) == set(FACTS)
+    assert set(told(read(tmp_path)[0])) == set(FACTS)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +213,7 @@ def test_hostile_line_is_counted_and_left_out(tmp_path: Path, line: bytes) -> No
 def test_no_line_raises_anything_unexpected(line: bytes) -> None:
     """What reading counts as damage is all that can come out."""
     try:
-        ledger.facts_of(line)
+        ledger.fact_of(line)
     except ledger.DAMAGE:
         return
 
@@ -220,7 +227,7 @@ def test_columns_that_lie_are_damage(tmp_path: Path) -> None:
 
     for attempt in (b"-1", b"1.5", b"null", b"true"):
         with pytest.raises(ledger.DAMAGE):
-            ledger.facts_of(line.replace(b'["steps",0', b'["steps",' + attempt, 1))
+            ledger.fact_of(line.replace(b'["steps",0', b'["steps",' + attempt, 1))
 
 
 def test_full_disk_is_said_and_nothing_follows_a_torn_line(tmp_path: Path) -> None:
@@ -236,6 +243,6 @@ def test_full_disk_is_said_and_nothing_follows_a_torn_line(tmp_path: Path) -> No
     writer.append(FACTS[4:])
 
     found, reading = read(tmp_path)
-    assert set(found) == {*FACTS[:2], *FACTS[4:]}
+    assert set(told(found)) == {*FACTS[:2], *FACTS[4:]}
     assert reading.damaged == 0
     assert not first.exists()

@@ -98,6 +98,23 @@ def test_stroke_over_many_chunks_repaints_all_of_them() -> None:
     assert positive(track.total()) == {PRODUCTIVE: 10, PRODUCTIVE + 1: 10, HANG: count - 20}
 
 
+@pytest.mark.parametrize("stroke", [(300, 305), (CHUNK_SEGMENTS - 3, CHUNK_SEGMENTS + 4), (200, 900)])
+def test_late_stroke_is_seen_by_every_later_sum(stroke: tuple[int, int]) -> None:
+    """Sums that were asked for before are remembered, and must be forgotten."""
+    track, count = stripes(6 * CHUNK_SEGMENTS), 6 * CHUNK_SEGMENTS
+    windows = [(0, count), (250, count), (1000, count - 5)]
+    before = [positive(track.sums(*window)) for window in windows]
+
+    track.paint(*stroke, HANG)
+
+    assert before == [positive(stripes(count).sums(*window)) for window in windows]
+    fresh = painted([*((place, place + 1, PRODUCTIVE + place % 2) for place in range(count)), (*stroke, HANG)])
+    assert [positive(track.sums(*window)) for window in windows] == [
+        positive(fresh.sums(*window)) for window in windows
+    ]
+    assert positive(track.total())[HANG] == stroke[1] - stroke[0]
+
+
 def test_thinning_keeps_the_sums_and_gives_up_the_segments() -> None:
     """What is old is kept small, not wrong."""
     track, count = stripes(6 * CHUNK_SEGMENTS), 6 * CHUNK_SEGMENTS

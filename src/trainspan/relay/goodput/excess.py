@@ -38,13 +38,14 @@ def is_hang(silent_ns: int, reference_ns: int) -> bool:
 class Excess:
     """What was found in one life's steps so far. `gaps`: claims on the uncovered time between steps."""
 
-    __slots__ = ("_examined", "_found", "_steps", "_track", "gaps")
+    __slots__ = ("_examined", "_found", "_references", "_steps", "_track", "gaps")
 
     def __init__(self, track: Track, steps: Steps) -> None:
         self._track = track
         self._steps = steps
         self._found: list[Recolour] = []
         self._examined = 0
+        self._references: dict[tuple[int, int], int] = {}  # by window, for one pass: the first steps share theirs
         self.gaps: list[Claim] = []
 
     def recolours(self) -> list[Recolour]:
@@ -54,6 +55,7 @@ class Excess:
             self._examined = 0
         if not self._examined:
             self._found, self.gaps = [], []
+        self._references.clear()
         for place in range(self._examined, len(steps)):
             start_ns, end_ns = steps.starts[place], steps.ends[place]
             is_first = place < FIRST_STEPS or start_ns in marks
@@ -88,7 +90,7 @@ class Excess:
     def _examine(self, place: int, *, is_first: bool) -> None:
         steps = self._steps
         start_ns, end_ns, count = steps.starts[place], steps.ends[place], steps.count_of(place)
-        reference_ns = steps.reference_ns(self._track, steps.window(place))
+        reference_ns = self._reference_ns(place)
         work_ns = self._track.sums(start_ns, end_ns).get(PRODUCTIVE, 0)
         usual_ns = reference_ns * count
         if not reference_ns or work_ns <= usual_ns or not (is_first or is_hang(work_ns // count, reference_ns)):
@@ -97,6 +99,12 @@ class Excess:
             self._find(start_ns, self._worked_until_ns(start_ns, end_ns, work_ns - usual_ns), COMPILE)
         else:
             self._find(self._worked_until_ns(start_ns, end_ns, usual_ns), end_ns, HANG)
+
+    def _reference_ns(self, place: int) -> int:
+        window = self._steps.window(place)
+        if window not in self._references:
+            self._references[window] = self._steps.reference_ns(self._track, window)
+        return self._references[window]
 
     def _find(self, start_ns: int, end_ns: int, target: int) -> None:
         """Note an excess; where steps overlap, only what lies behind the one before."""
@@ -116,6 +124,6 @@ class Excess:
 
     def _examine_gap(self, place: int) -> None:
         start_ns, end_ns = self._steps.ends[place - 1], self._steps.starts[place]
-        reference_ns = self._steps.reference_ns(self._track, self._steps.window(place))
+        reference_ns = self._reference_ns(place)
         if is_hang(self._track.sums(start_ns, end_ns).get(UNCOVERED, 0), reference_ns):
             self.gaps.append((start_ns + reference_ns, end_ns, HANG))

@@ -47,6 +47,7 @@ class RunHistory:
         self._life: dict[tuple[int, int], Life] = {}
         self._lives: dict[int, dict[int, Life]] = {}
         self._jobs: dict[int, Job] = {}
+        self._ranks: set[int] = set()
         self._newest = -1
         self._shape = 0  # grows with every fact that may change anything but the newest lives
         self._resumes: tuple[int, list[Resume]] = (-1, [])
@@ -78,6 +79,7 @@ class RunHistory:
             self._newest = attempt
         life = self._life[attempt, rank] = Life(attempt, rank, self.palette)
         self._lives.setdefault(attempt, {})[rank] = life
+        self._ranks.add(rank)
         self._shape += 1
         return life
 
@@ -89,7 +91,7 @@ class RunHistory:
     @property
     def ranks(self) -> list[int]:
         """All ranks that ever took part."""
-        return sorted({rank for lives in self._lives.values() for rank in lives})
+        return sorted(self._ranks)
 
     @property
     def nodes(self) -> list[str]:

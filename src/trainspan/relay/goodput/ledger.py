@@ -19,11 +19,9 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import accumulate, chain, islice, repeat
-from operator import add
+from itertools import accumulate, chain, repeat
+from operator import add, sub
 from pathlib import Path
-from typing import Any
 
 from trainspan.relay.goodput.facts import (
     Activity,
@@ -35,6 +33,7 @@ from trainspan.relay.goodput.facts import (
     Piece,
     Saved,
     Step,
+    StepRun,
     is_sound,
     start_of,
 )
@@ -62,12 +61,6 @@ _KINDS: dict[str, Callable[..., Fact]] = {
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _STEPS = "steps"
-_PLAIN = 1 << 2 | 1
-"""Flags of one step, not recompiled, complete."""
-
-# Three times as fast as calling the classes, and a run has millions of steps.
-_new_step: Callable[[tuple[Any, ...]], Step] = partial(tuple.__new__, Step)
-_new_piece: Callable[[tuple[str, int, int]], Piece] = partial(tuple.__new__, Piece)
 
 
 class LedgerWriter:
@@ -172,11 +165,11 @@ def read_file(path: Path, reading: Reading) -> list[Fact]:
         damaged = 0
         for line in iter(lambda: file.readline(LINE_MAX_BYTES), b""):
             try:
-                facts += facts_of(line)
+                facts.append(fact_of(line))
             except DAMAGE:
                 damaged += 1
     reading.files += 1
-    reading.facts += len(facts)
+    reading.facts += sum(len(fact.numbers) if isinstance(fact, StepRun) else 1 for fact in facts)
     reading.damaged += damaged
     if damaged:
         reading.where.append(path.name)
@@ -220,6 +213,8 @@ def _sync_folder(folder: Path) -> None:
 
 def line_of(fact: Fact) -> bytes:
     """The line that holds one fact."""
+    if isinstance(fact, StepRun):
+        return _packed(fact)
     fields = list(fact)
     defaults = fact._field_defaults
     for name in reversed(fact._fields):
@@ -229,8 +224,8 @@ def line_of(fact: Fact) -> bytes:
     return json.dumps([_NAMES[type(fact)], *fields], separators=(",", ":")).encode() + b"\n"
 
 
-def facts_of(line: bytes) -> Sequence[Fact]:
-    """The facts in one line.
+def fact_of(line: bytes) -> Fact:
+    """The fact in one line.
 
     Raises:
         DAMAGE: it is torn or none of ours.
@@ -242,23 +237,22 @@ def facts_of(line: bytes) -> Sequence[Fact]:
         fields[5] = tuple(Piece(*piece) for piece in fields[5])
     fact = _KINDS[kind](*fields)
     _require(is_sound(fact))
-    return (fact,)
+    return fact
 
 
 def _packed_lines(facts: Iterable[Fact]) -> Iterator[bytes]:
     """The lines of a packed file: the steps of each rank as columns, the rest as they are."""
-    steps: dict[tuple[int, int], list[Step]] = {}
-    for fact in dict.fromkeys(facts):
-        if isinstance(fact, Step):
-            steps.setdefault(fact[:2], []).append(fact)
+    steps: dict[tuple[int, int], dict[Step, None]] = {}
+    others: dict[Fact, None] = {}
+    for fact in facts:
+        if isinstance(fact, Step | StepRun):
+            told = fact.told() if isinstance(fact, StepRun) else (fact,)
+            steps.setdefault(fact[:2], {}).update(dict.fromkeys(told))
         else:
-            yield line_of(fact)
-    for (attempt, rank), made in steps.items():
-        made.sort(key=lambda step: step[2:5])
-        for some in _bunches(made):
-            columns = json.dumps(_columns_of(some), separators=(",", ":"))
-            packed = base64.b64encode(zlib.compress(columns.encode(), 6)).decode()
-            yield json.dumps([_STEPS, attempt, rank, packed], separators=(",", ":")).encode() + b"\n"
+            others[fact] = None
+    yield from map(line_of, others)
+    for made in steps.values():
+        yield from map(_packed, map(_run_of, _bunches(sorted(made, key=lambda step: step[2:5]))))
 
 
 def _bunches(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
@@ -273,27 +267,48 @@ def _bunches(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
         yield steps[first:]
 
 
-def _columns_of(steps: Sequence[Step]) -> list[Any]:
-    """The columns of some steps: numbers and starts as differences, pieces relative to their step."""
-    numbers = [step.number for step in steps]
-    ends = [0, *(step.end_ns for step in steps)]
-    pieces = [(piece, step) for step in steps for piece in step.pieces]
-    states = sorted({piece.state for piece, _ in pieces})
-    return [
-        [after - before for before, after in zip([0, *numbers], numbers, strict=False)],
-        [step.start_ns - before_ns for before_ns, step in zip(ends, steps, strict=False)],
-        [step.end_ns - step.start_ns for step in steps],
-        [len(step.pieces) for step in steps],
-        [step.steps << 2 | step.recompiled << 1 | step.complete for step in steps],
+def _run_of(steps: Sequence[Step]) -> StepRun:
+    """The columns of some steps of one rank."""
+    pieces = [piece for step in steps for piece in step.pieces]
+    return StepRun(
+        *steps[0][:2],
+        numbers=[step.number for step in steps],
+        starts_ns=[step.start_ns for step in steps],
+        ends_ns=[step.end_ns for step in steps],
+        flags=[step.steps << 2 | step.recompiled << 1 | step.complete for step in steps],
+        counts=[len(step.pieces) for step in steps],
+        states=[piece.state for piece in pieces],
+        firsts_ns=[piece.start_ns for piece in pieces],
+        lasts_ns=[piece.end_ns for piece in pieces],
+    )
+
+
+def _packed(run: StepRun) -> bytes:
+    """The line that holds many steps: numbers and starts as differences, pieces relative to their steps."""
+    states = sorted(set(run.states))
+    columns = [
+        list(map(sub, run.numbers, [0, *run.numbers])),
+        list(map(sub, run.starts_ns, [0, *run.ends_ns])),
+        list(map(sub, run.ends_ns, run.starts_ns)),
+        list(run.counts),
+        list(run.flags),
         states,
-        [states.index(piece.state) for piece, _ in pieces],
-        [piece.start_ns - step.start_ns for piece, step in pieces],
-        [piece.end_ns - piece.start_ns for piece, _ in pieces],
+        [states.index(state) for state in run.states],
+        list(map(sub, run.firsts_ns, _of_each_piece(run.starts_ns, run.counts))),
+        list(map(sub, run.lasts_ns, run.firsts_ns)),
     ]
+    text = json.dumps(columns, separators=(",", ":")).encode()
+    held = base64.b64encode(zlib.compress(text, 6)).decode()
+    return json.dumps([_STEPS, *run[:2], held], separators=(",", ":")).encode() + b"\n"
 
 
-def _unpacked(attempt: int, rank: int, packed: str) -> list[Step]:
-    """The steps in a line of columns."""
+def _of_each_piece(starts_ns: Iterable[int], counts: Iterable[int]) -> Iterator[int]:
+    """For every piece the start of its step."""
+    return chain.from_iterable(map(repeat, starts_ns, counts))
+
+
+def _unpacked(attempt: int, rank: int, packed: str) -> StepRun:
+    """The steps in a line made by `_packed`."""
     columns = json.loads(zlib.decompressobj().decompress(base64.b64decode(packed, validate=True), LINE_MAX_BYTES))
     states = columns.pop(5)
     growths, gaps_ns, lengths_ns, counts, flags, codes, offsets_ns, spans_ns = (
@@ -301,21 +316,15 @@ def _unpacked(attempt: int, rank: int, packed: str) -> list[Step]:
     )
     times_ns = list(accumulate(chain.from_iterable(zip(gaps_ns, lengths_ns, strict=True))))
     starts_ns, ends_ns, numbers = times_ns[::2], times_ns[1::2], list(accumulate(growths))
-    firsts_ns = list(map(add, chain.from_iterable(map(repeat, starts_ns, counts)), offsets_ns))
+    firsts_ns = list(map(add, _of_each_piece(starts_ns, counts), offsets_ns))
     lasts_ns = list(map(add, firsts_ns, spans_ns))
     _require(type(attempt) is type(rank) is int and len(numbers) == len(starts_ns) == len(counts) == len(flags))
     _require(len(codes) == len(offsets_ns) == len(spans_ns) == sum(counts))
     for column in ((attempt, rank), numbers, times_ns, lengths_ns, counts, codes, firsts_ns, spans_ns, lasts_ns):
         _require(not column or (min(column) >= 0 and max(column) < 1 << 62))
     _require(min(flags) >= 1 << 2 and all(type(state) is str and is_activity(state) for state in states))
-    pieces = map(_new_piece, zip(map(states.__getitem__, codes), firsts_ns, lasts_ns, strict=True))
-    # A step with one piece is what nearly all are, and zip makes its tuple.
-    ours = zip(pieces, strict=True) if set(counts) == {1} else (tuple(islice(pieces, count)) for count in counts)
-    told = [(flag & 2 > 0, flag >> 2, flag & 1 > 0) for flag in flags] if set(flags) != {_PLAIN} else None
-    rest = zip(*told, strict=True) if told else (repeat(False), repeat(1), repeat(True))
-    return list(
-        map(_new_step, zip(repeat(attempt), repeat(rank), numbers, starts_ns, ends_ns, ours, *rest, strict=False))
-    )
+    held = list(map(states.__getitem__, codes))
+    return StepRun(attempt, rank, numbers, starts_ns, ends_ns, flags, counts, held, firsts_ns, lasts_ns)
 
 
 def _require(holds: bool) -> None:

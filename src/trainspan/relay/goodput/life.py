@@ -17,10 +17,11 @@ sums stay whole. With the recolours of a stretch known, a window costs what `Tra
 
 from collections.abc import Iterator
 from enum import Enum
+from itertools import repeat
 from typing import NamedTuple
 
 from trainspan.relay.goodput.excess import HANG_FLOOR_NS, Claim, Excess, Recolour, is_hang
-from trainspan.relay.goodput.facts import Activity, Begun, Ended, Fact, Loaded, Saved, Step
+from trainspan.relay.goodput.facts import Activity, Begun, Ended, Fact, Loaded, Saved, Step, StepRun
 from trainspan.relay.goodput.states import (
     HANG,
     LOST_WORK,
@@ -32,7 +33,7 @@ from trainspan.relay.goodput.states import (
     Palette,
 )
 from trainspan.relay.goodput.steps import Count, Lost, Steps
-from trainspan.relay.goodput.track import Sums, Track
+from trainspan.relay.goodput.track import Segment, Sums, Track
 
 THINNED_STEPS = 64
 
@@ -90,6 +91,8 @@ class Life:
         self.version += 1
         if isinstance(fact, Step):
             self._take_step(fact)
+        elif isinstance(fact, StepRun):
+            self._take_run(fact)
         elif isinstance(fact, Activity):
             self._take_activity(fact)
         elif isinstance(fact, Begun):
@@ -167,6 +170,33 @@ class Life:
                 start_ns if starts else -NEVER
             )  # one more rank that makes steps counts for all the job's steps
         self.steps.add(step)
+
+    def _take_run(self, run: StepRun) -> None:
+        """Take many steps at once if they are plain and the newest of all; otherwise one by one."""
+        is_newest = self.begun_ns <= self.alive_ns <= run.starts_ns[0] and not self.steps.tangled
+        if not (is_newest and run.is_plain()):
+            for step in run.told():
+                self._take_step(step)
+            return
+        self._change(self.alive_ns if len(self.steps) else -NEVER)
+        self.shape += not len(self.steps)
+        self.alive_ns = run.ends_ns[-1]
+        self.track.extend(self._segments_of(run))
+        self.steps.extend(run)
+
+    def _segments_of(self, run: StepRun) -> Iterator[Segment]:
+        """What a plain run paints."""
+        if not run.states:
+            yield from zip(run.starts_ns, run.ends_ns, repeat(PRODUCTIVE), strict=False)
+        codes = map(self.palette.code_of, run.states)
+        for start_ns, first_ns, last_ns, end_ns, code in zip(
+            run.starts_ns, run.firsts_ns, run.lasts_ns, run.ends_ns, codes, strict=False
+        ):
+            if first_ns > start_ns:
+                yield start_ns, first_ns, PRODUCTIVE
+            yield first_ns, last_ns, code
+            if end_ns > last_ns:
+                yield last_ns, end_ns, PRODUCTIVE
 
     def _append(self, step: Step, base: int) -> None:
         """Paint a step that begins where nothing has been painted yet, piece by piece."""

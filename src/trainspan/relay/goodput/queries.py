@@ -66,7 +66,10 @@ class Window(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """Whose time: the job's, one rank's, or that of all ranks of a node added up; in one attempt, or in all."""
+    """Whose time: the job's, one rank's, or that of all ranks of a node added up; in one attempt, or in all.
+
+    A rank, node or attempt that the run does not have has no time.
+    """
 
     rank: int | None = None
     node: str | None = None
@@ -224,7 +227,10 @@ def mfu(flops_per_step: float, step_s: float, peak_flops_per_s: float) -> float:
 
 
 def _clocks(history: RunHistory, scope: Scope, window: Window) -> list[Clock]:
-    ranks = history.ranks if scope.node is not None else [JOB] if scope.rank is None else [scope.rank]
+    if scope.rank is None:
+        ranks = [JOB] if scope.node is None else history.ranks
+    else:
+        ranks = [scope.rank] if scope.rank in history.ranks else []
     clocks = [history.clock(rank, window.now_ns) for rank in ranks] if history.attempts else []
     if scope.node is None and scope.attempt is None:
         return clocks

@@ -10,10 +10,10 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
-from operator import sub
+from operator import lt, sub
 from typing import NamedTuple
 
-from trainspan.relay.goodput.facts import Step
+from trainspan.relay.goodput.facts import Step, StepRun
 from trainspan.relay.goodput.states import IN_STEP, PRODUCTIVE
 from trainspan.relay.goodput.track import Track
 
@@ -78,6 +78,16 @@ class Steps:
             self.marks.add(step.start_ns)
         if step.steps > 1:
             self._counts[step.start_ns] = max(self._counts.get(step.start_ns, 1), step.steps)
+
+    def extend(self, run: StepRun) -> None:
+        """`add` all steps of a plain run that begins after everything known has ended."""
+        if self._runs is not None and not all(
+            map(lt, [*self.numbers[-1:], *run.numbers], run.numbers[not self.numbers :])
+        ):
+            self._runs = None
+        self.numbers.extend(run.numbers)
+        self.starts.extend(run.starts_ns)
+        self.ends.extend(run.ends_ns)
 
     def _append(self, step: Step) -> None:
         if self._runs is not None and self.numbers and step.number <= self.numbers[-1]:

@@ -6,8 +6,8 @@ A window costs two bisections and at most two chunks.
 """
 
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 
 from trainspan.relay.goodput.states import UNCOVERED
 
@@ -66,6 +66,22 @@ class Track:
             self._push(self.end_ns, start_ns, UNCOVERED)
         self._push(start_ns, end_ns, code)
 
+    def extend(self, segments: Iterable[Segment]) -> None:
+        """`append` all of them."""
+        newest, end = self._newest, self.end_ns
+        for start_ns, end_ns, code in segments:
+            codes = newest.codes
+            if start_ns == end and codes and (codes[-1] == code or len(codes) < CHUNK_SEGMENTS):
+                if codes[-1] != code:
+                    newest.starts.append(start_ns)
+                    codes.append(code)
+                newest.sums[code] = newest.sums.get(code, 0) + end_ns - start_ns
+                self.end_ns = end_ns
+            else:
+                self.append(start_ns, end_ns, code)
+                newest = self._newest
+            end = end_ns
+
     def _push(self, start_ns: int, end_ns: int, code: int) -> None:
         chunk = self._newest
         codes = chunk.codes
@@ -83,13 +99,40 @@ class Track:
     def _repaint(self, start_ns: int, end_ns: int, code: int) -> None:
         first = max(bisect_right(self._edges, start_ns) - 1, 0)
         last = max(bisect_right(self._edges, end_ns - 1), first + 1)
+        if last == first + 1 and self._edges[first] <= start_ns and end_ns <= self._end_of(first):
+            self._splice(first, start_ns, end_ns, code)
+            return
         old = [segment for place in range(first, last) for segment in self._segments_of(place)]
         self._replace(first, last, _merged(_claimed(old, start_ns, end_ns, code, self._keys)))
+
+    def _splice(self, place: int, start_ns: int, end_ns: int, code: int) -> None:
+        """Claim a stretch inside one chunk; only the segments it touches, and their neighbours, are looked at."""
+        chunk = self._chunks[place]
+        first = max(bisect_right(chunk.starts, start_ns) - 2, 0)
+        last = min(bisect_left(chunk.starts, end_ns) + 1, len(chunk.codes))
+        ends = chunk.starts[first + 1 : last + 1]
+        if last == len(chunk.codes):
+            ends.append(self._end_of(place))
+        old = list(zip(chunk.starts[first:last], ends, chunk.codes[first:last], strict=True))
+        new = _merged(_claimed(old, start_ns, end_ns, code, self._keys))
+        chunk.starts[first:last] = array("q", [segment[0] for segment in new])
+        chunk.codes[first:last] = bytes(segment[2] for segment in new)
+        for begin_ns, finish_ns, held in old:
+            chunk.sums[held] -= finish_ns - begin_ns
+        for begin_ns, finish_ns, held in new:
+            chunk.sums[held] = chunk.sums.get(held, 0) + finish_ns - begin_ns
+        del self._prefix[place + 1 :]
+        if len(chunk.codes) > 2 * CHUNK_SEGMENTS:
+            self._replace(place, place + 1, list(self._segments_of(place)))
+
+    def _end_of(self, place: int) -> int:
+        """Where the chunk at `place` ends."""
+        return self._edges[place + 1] if place + 1 < len(self._edges) else self.end_ns
 
     def _segments_of(self, place: int) -> Iterator[Segment]:
         chunk = self._chunks[place]
         ends = chunk.starts[1:]
-        ends.append(self._edges[place + 1] if place + 1 < len(self._edges) else self.end_ns)
+        ends.append(self._end_of(place))
         return zip(chunk.starts, ends, chunk.codes, strict=True)
 
     def _replace(self, first: int, last: int, segments: list[Segment]) -> None:
@@ -127,7 +170,7 @@ class Track:
         """Add the chunk at `place` to `sums`, less what it holds from `time_ns` on."""
         chunk = self._chunks[place]
         add(sums, chunk.sums)
-        end_ns = self._edges[place + 1] if place + 1 < len(self._edges) else self.end_ns
+        end_ns = self._end_of(place)
         for start_ns, code in zip(reversed(chunk.starts), reversed(chunk.codes), strict=True):
             if end_ns <= time_ns:
                 break
