@@ -1,0 +1,253 @@
+"""The forward of the root: how it is found, what is marked, and what nobody must notice."""
+
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.unit.tapes import Tape, recording_marker
+from trainspan.record.hooks import forward
+from trainspan.record.patches import Patches
+
+FORWARD = ["enter forward", "resume other"]
+VALIDATION = ["enter validation", "resume other"]
+
+
+class Watched(NamedTuple):
+    """A search that has begun, and the tape."""
+
+    search: forward.RootSearch
+    tape: Tape
+    patches: Patches
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    """Torch with the hook in it."""
+    marker, tape = recording_marker()
+    patches = Patches()
+    search = forward.install(marker, patches)
+    search.begin()
+    yield Watched(search, tape, patches)
+    patches.undo()
+
+
+class Nested(nn.Module):
+    """A root around another module; remembers what the class's slot held while it ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        self.slots: list[object] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.slots.append(nn.Module._compiled_call_impl)
+        output: Tensor = self.inner(inputs)
+        return output
+
+
+class Failing(nn.Module):
+    """A root that cannot answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        raise ArithmeticError(inputs)
+
+
+def test_root_is_marked_and_what_is_inside_is_not(watched: Watched) -> None:
+    """A model has hundreds of modules; one of them is the forward."""
+    model = Nested()
+
+    model(torch.ones(1, 2))
+    watched.search.step_ended()
+    model(torch.ones(1, 2))
+
+    assert watched.tape.written() == FORWARD * 2
+
+
+def test_module_without_parameters_is_no_root(watched: Watched) -> None:
+    """A loss is called like a model, and it is not the model."""
+    nn.MSELoss()(torch.ones(1), torch.ones(1))
+
+    assert watched.tape.written() == []
+
+
+def test_parameters_of_another_kind_are_not_asked_for(watched: Watched) -> None:
+    """A model's own `parameters` may want arguments, cost much, or draw random numbers."""
+
+    class Grouped(Nested):
+        def parameters(self, group: str) -> list[nn.Parameter]:
+            raise AssertionError(group)
+
+        def named_parameters(self, group: str) -> list[tuple[str, nn.Parameter]]:
+            raise AssertionError(group)
+
+    Grouped()(torch.ones(1, 2))
+
+    assert watched.tape.written() == FORWARD
+
+
+def test_class_is_as_ever_while_a_root_runs_and_after_the_search(watched: Watched) -> None:
+    """A compiler that traces the model looks at the class, and guards on what it sees."""
+    call = vars(nn.Module)["__call__"]
+    model = Nested()
+
+    model(torch.ones(1, 2))
+    filled = nn.Module._compiled_call_impl
+    watched.search.step_ended()
+
+    assert model.slots == [None]
+    assert filled is not None
+    assert nn.Module._compiled_call_impl is None
+    assert vars(nn.Module)["__call__"] is call is nn.Module._wrapped_call_impl
+
+
+def test_failure_of_the_first_forward_reaches_the_user_and_the_search_goes_on(watched: Watched) -> None:
+    """The first batch is the one that does not fit into the memory."""
+    model = Nested()
+
+    with pytest.raises(ArithmeticError):
+        Failing()(torch.ones(1))
+    model(torch.ones(1, 2))
+
+    assert watched.tape.written() == ["enter forward", "abort other", *FORWARD]
+
+
+def test_failure_of_a_marked_root_reaches_the_user(watched: Watched) -> None:
+    """The same when it is known already."""
+    model = Failing()
+    with pytest.raises(ArithmeticError):
+        model(torch.ones(1))
+    watched.search.step_ended()
+
+    with pytest.raises(ArithmeticError):
+        model(torch.ones(1))
+
+    assert watched.tape.written() == ["enter forward", "abort other"] * 2
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_validation_is_a_trainable_root_without_gradients_in_eval_mode(watched: Watched, *, known: bool) -> None:
+    """In training mode it is a checkpointed forward; frozen altogether, a teacher's."""
+    model, teacher = nn.Linear(2, 1), nn.Linear(2, 1).requires_grad_(False).eval()
+    if known:
+        model(torch.ones(2))
+        teacher(torch.ones(2))
+        watched.search.step_ended()
+    before = len(watched.tape.written())
+
+    with torch.no_grad():
+        model(torch.ones(2))
+        model.eval()
+        model(torch.ones(2))
+        teacher(torch.ones(2))
+    model(torch.ones(2))
+
+    assert watched.tape.written()[before:] == [*FORWARD, *VALIDATION, *FORWARD, *FORWARD]
+
+
+def test_model_that_comes_later_is_found_after_a_step_without_forward(watched: Watched) -> None:
+    """A model may be wrapped or compiled after some steps: what was found is then called no more."""
+    first, second = nn.Linear(2, 1), nn.Linear(2, 1)
+    first(torch.ones(2))
+    watched.search.step_ended()
+
+    for _ in range(3):
+        second(torch.ones(2))
+        watched.search.step_ended()
+
+    assert watched.tape.written() == FORWARD * 3  # of the first, and of the second from its second step on
+
+
+def test_search_for_what_cannot_be_found_is_given_up(watched: Watched) -> None:
+    """A step that is compiled whole shows no forward; a job must not pay for the search for ever."""
+    searches = 0
+
+    for _ in range(2000):
+        watched.search.step_ended()
+        searches += nn.Module._compiled_call_impl is not None
+
+    assert searches == 8
+    assert nn.Module._compiled_call_impl is None
+
+
+def test_copies_and_pickles_know_nothing_of_it(watched: Watched) -> None:
+    """An average of the weights is a deep copy: it must run its own; a checkpoint must not need trainspan."""
+    model = nn.Linear(2, 1)
+    model(torch.ones(2))
+    watched.search.step_ended()
+
+    average = copy.deepcopy(model)
+    pickled = pickle.dumps(model)
+
+    assert "_compiled_call_impl" in model.__dict__
+    assert "_compiled_call_impl" not in average.__dict__
+    assert b"trainspan" not in pickled
+
+
+def test_pickling_of_its_own_finds_nothing_in_the_slot(watched: Watched) -> None:
+    """A class may pickle and copy whatever is in its `__dict__`."""
+    model = OwnState(2, 1)
+    model(torch.ones(2))
+    watched.search.step_ended()
+
+    pickled = pickle.dumps(model)
+    copies: list[Any] = [copy.deepcopy(model), pickle.loads(pickled)]  # noqa: S301 - written a line above
+
+    assert [twin.__dict__["_compiled_call_impl"] for twin in copies] == [None, None]
+    assert b"trainspan" not in pickled.replace(OwnState.__module__.encode(), b"")
+
+
+class OwnState(nn.Linear):
+    """A root whose pickling is not torch's."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+
+def test_replica_does_not_call_the_original(watched: Watched) -> None:
+    """DataParallel copies a module's `__dict__` to every device, the slot included."""
+    model = nn.Linear(2, 1)
+    model(torch.ones(2))
+    watched.search.step_ended()
+
+    replica = model._replicate_for_data_parallel()
+
+    assert replica.__dict__["_compiled_call_impl"] is None
+
+
+def test_undoing_leaves_no_trace(watched: Watched) -> None:
+    """Torch, the class, and every module are as they were."""
+    model = nn.Linear(2, 1)
+    before = dict(model.__dict__)
+    model(torch.ones(2))
+    watched.search.step_ended()
+    watched.search.begin()
+
+    watched.patches.undo()
+    model(torch.ones(2))
+
+    assert model.__dict__ == before
+    assert nn.Module._compiled_call_impl is None
+    assert vars(nn.Module)["compile"].__module__ == "torch.nn.modules.module"
+    assert "_compiled_call_impl" not in torch.jit._recursive.ignored_attributes
+    assert watched.tape.written() == FORWARD
+
+
+def test_taken_slot_is_left_alone() -> None:
+    """Another tool may have had the same idea."""
+    marker, _ = recording_marker()
+    nn.Module._compiled_call_impl = nn.Module._call_impl
+
+    try:
+        with pytest.raises(AttributeError, match="is taken"):
+            forward.install(marker, Patches())
+    finally:
+        nn.Module._compiled_call_impl = None

@@ -1,0 +1,242 @@
+"""Optimizer steps: which of them end a step of training, and what a failure leaves behind."""
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.optim import SGD, Optimizer
+from torch.optim import optimizer as optim
+
+from tests.unit.tapes import Tape, recording_marker
+from trainspan.names import Phase
+from trainspan.record.hooks import optimizer as hook
+from trainspan.record.marker import Marker
+from trainspan.record.patches import Patches
+
+
+class Watched(NamedTuple):
+    """The marker, its tape, who claimed to train, and how many steps have ended."""
+
+    marker: Marker
+    tape: Tape
+    claims: list[int]
+    stepped: list[int]
+    patches: Patches
+
+    def steps(self) -> list[str]:
+        """The marks that end a step or an optimizer."""
+        return [mark for mark in self.tape.written() if not mark.startswith("enter")]
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    """Torch with the hook in it; no other thread may train."""
+    marker, tape = recording_marker()
+    claims: list[int] = []
+    stepped: list[int] = []
+    patches = Patches()
+
+    def claim() -> bool:
+        claims.append(threading.get_ident())
+        return False
+
+    hook.install(marker, patches, claim, lambda: stepped.append(marker.steps()))
+    yield Watched(marker, tape, claims, stepped, patches)
+    patches.undo()
+
+
+def make(kind: Callable[..., Any] = SGD) -> Any:
+    """An optimizer over one weight with a gradient."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.ones(1)
+    return kind([weight], lr=0.1)
+
+
+class Inherited(SGD):
+    """Calls the step that it inherits."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        return super().step(closure)
+
+
+class Failing(SGD):
+    """Fails when told to."""
+
+    fails = True
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        if self.fails:
+            raise ArithmeticError
+        return super().step(closure)
+
+
+class Tolerant(SGD):
+    """Goes on without an inner optimizer that fails."""
+
+    inner: Failing
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        try:
+            self.inner.step()
+        except ArithmeticError:
+            return super().step(closure)
+
+
+def test_step_is_marked_and_ends_a_step_of_training(watched: Watched) -> None:
+    """Everything is counted from it."""
+    optimizer = make()
+
+    optimizer.step()
+    optimizer.step()
+
+    assert watched.tape.written() == ["enter optimizer", "step other 0", "enter optimizer", "step other 1"]
+    assert watched.stepped == [1, 2]
+
+
+@pytest.mark.parametrize("kind", [Inherited, Failing])
+def test_step_that_calls_another_counts_once(watched: Watched, kind: type[SGD]) -> None:
+    """Torch calls its hooks for the step that is inherited as well."""
+    optimizer = make(kind)
+    optimizer.fails = False
+
+    optimizer.step()
+
+    assert watched.tape.written() == ["enter optimizer", "step other 0"]
+
+
+def test_step_after_a_failure_is_recorded_right(watched: Watched) -> None:
+    """The hook behind a step that fails is not called."""
+    optimizer = make(Failing)
+
+    with pytest.raises(ArithmeticError):
+        optimizer.step()
+    optimizer.fails = False
+    optimizer.step()
+
+    assert watched.tape.written() == ["enter optimizer", "abort other", "enter optimizer", "step other 0"]
+
+
+def test_phase_after_a_failure_is_not_inside_the_optimizer(watched: Watched) -> None:
+    """The next thing that a loop does is to ask for a batch."""
+    with pytest.raises(ArithmeticError):
+        make(Failing).step()
+
+    watched.marker.resume(watched.marker.enter(Phase.DATA_WAIT))
+
+    assert watched.tape.written() == ["enter optimizer", "abort other", "enter data_wait", "resume other"]
+
+
+def test_inner_failure_that_is_caught_does_not_hide_the_step(watched: Watched) -> None:
+    """The outer step went well: it counts, and so does the next."""
+    optimizer = make(Tolerant)
+    optimizer.inner = make(Failing)
+
+    optimizer.step()
+    optimizer.step()
+
+    assert watched.steps() == ["step other 0", "step other 1"]
+
+
+def test_closure_is_inside_the_optimizer(watched: Watched) -> None:
+    """LBFGS and Lightning run forward and backward in there."""
+
+    def closure() -> float:
+        watched.marker.resume(watched.marker.enter(Phase.FORWARD))
+        return 0.0
+
+    make().step(closure)
+
+    assert watched.tape.written() == ["enter optimizer", "enter forward", "resume optimizer", "step other 0"]
+
+
+def test_second_optimizer_ends_no_step(watched: Watched) -> None:
+    """A GAN has two for one iteration."""
+    first, second = make(), make()
+
+    for optimizer in (first, second, first, second):
+        optimizer.step()
+
+    assert watched.steps() == ["step other 0", "resume other", "step other 1", "resume other"]
+
+
+def test_second_optimizer_leads_when_the_first_has_not_stepped_for_long(watched: Watched) -> None:
+    """Training in stages: the first one is still there, and never steps again."""
+    first, second = make(), make()
+    first.step()
+
+    for _ in range(10):
+        second.step()
+
+    assert watched.steps() == ["step other 0", *["resume other"] * 7, "step other 1", "step other 2", "step other 3"]
+
+
+def test_second_optimizer_leads_at_once_when_the_first_is_gone(watched: Watched) -> None:
+    """A second training in the same process has an optimizer of its own."""
+    first = make()
+    first.step()
+    del first
+
+    make().step()
+
+    assert watched.steps() == ["step other 0", "step other 1"]
+
+
+def test_step_inside_backward_belongs_to_it(watched: Watched) -> None:
+    """Each parameter may be updated as soon as it has its gradient."""
+    outer = watched.marker.enter(Phase.BACKWARD)
+    make().step()
+    watched.marker.resume(outer)
+
+    assert watched.tape.written() == ["enter backward", "resume other"]
+
+
+def test_making_an_optimizer_claims_to_train(watched: Watched) -> None:
+    """It is the first sign of training in a process that nobody launched as a rank."""
+    make()
+
+    assert watched.claims == [threading.get_ident()]
+
+
+def test_other_thread_steps_unseen(watched: Watched) -> None:
+    """Also while this one has a step open, whose depth is counted."""
+    other = make()
+    thread = threading.Thread(target=other.step)
+
+    def closure() -> float:
+        thread.start()
+        thread.join()
+        return 0.0
+
+    make().step(closure)
+
+    assert watched.tape.written() == ["enter optimizer", "step other 0"]
+    assert watched.claims[-1] == thread.ident
+
+
+def test_failure_of_another_rank_does_not_bind_a_forked_one(watched: Watched) -> None:
+    """A ring attached anew, as in a fork in the middle of a step: what was open there is not open here."""
+    with pytest.raises(ArithmeticError):
+        make(Failing).step()
+    fresh = Tape()
+
+    watched.marker.attach(fresh.words, fresh.capacity)
+    make().step()
+
+    assert fresh.written()[-2:] == ["enter optimizer", "step other 0"]
+
+
+def test_undoing_leaves_torch_as_it_was(watched: Watched) -> None:
+    """Neither a hook nor another `__init__`."""
+    marked = inspect.signature(Optimizer.__init__)
+
+    watched.patches.undo()
+    make().step()
+
+    assert watched.tape.written() == []
+    assert marked == inspect.signature(Optimizer.__init__)
+    assert Optimizer.__init__.__module__ == "torch.optim.optimizer"
+    assert not optim._global_optimizer_pre_hooks
+    assert not optim._global_optimizer_post_hooks

@@ -1,0 +1,213 @@
+"""The hot path by itself: what it answers, and what is in the ring afterwards."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.tapes import Tape
+from trainspan.names import Phase
+from trainspan.record.marker import FOREIGN, NESTED, Marker, make_marker
+
+THIS, OTHER_THREAD = 7, 8
+HOLDERS = (Phase.OTHER, Phase.OPTIMIZER)
+INNER = [phase for phase in Phase if phase not in HOLDERS]
+
+
+class Threads:
+    """Which thread is calling."""
+
+    def __init__(self) -> None:
+        self.now = THIS
+
+    def identity(self) -> int:
+        return self.now
+
+
+def attached(capacity: int = 8) -> tuple[Marker, Tape, Threads]:
+    """A marker that records for THIS thread."""
+    threads, tape = Threads(), Tape(capacity)
+    marker = make_marker(threads.identity)
+    marker.attach(tape.words, tape.capacity)
+    return marker, tape, threads
+
+
+def test_phase_is_entered_and_left() -> None:
+    """Two marks: from the one to the other the rank is in the phase."""
+    marker, tape, _ = attached()
+
+    outer = marker.enter(Phase.FORWARD)
+    marker.resume(outer)
+
+    assert outer == Phase.OTHER
+    assert tape.written() == ["enter forward", "resume other"]
+
+
+def test_phase_inside_an_optimizer_returns_to_it() -> None:
+    """A closure's forward is no time of the optimizer."""
+    marker, tape, _ = attached()
+
+    outer = marker.enter(Phase.OPTIMIZER)
+    inner = marker.enter(Phase.BACKWARD)
+    marker.resume(inner)
+    marker.step(outer)
+
+    assert (outer, inner) == (Phase.OTHER, Phase.OPTIMIZER)
+    assert tape.written() == ["enter optimizer", "enter backward", "resume optimizer", "step other 0"]
+
+
+def test_phase_inside_a_phase_belongs_to_the_outer_one() -> None:
+    """A gradient penalty runs a backward inside a forward: phases never overlap."""
+    marker, tape, _ = attached()
+
+    marker.enter(Phase.FORWARD)
+    inner = marker.enter(Phase.BACKWARD)
+
+    assert inner == NESTED
+    assert tape.written() == ["enter forward"]
+
+
+def test_other_thread_is_answered_and_writes_nothing() -> None:
+    """Marks of two threads in one ring would make no step at all; also while this one is in a phase."""
+    marker, tape, threads = attached()
+    threads.now = OTHER_THREAD
+
+    outside = marker.enter(Phase.DATA_WAIT)
+    threads.now = THIS
+    marker.enter(Phase.FORWARD)
+    threads.now = OTHER_THREAD
+    inside = marker.enter(Phase.DATA_WAIT)
+
+    assert (outside, inside) == (FOREIGN, FOREIGN)
+    assert tape.written() == ["enter forward"]
+    assert not marker.mine()
+
+
+def test_adopted_thread_is_the_one_that_trains() -> None:
+    """Where the loop runs in another thread than the one that made the optimizer."""
+    marker, _, threads = attached()
+    threads.now = OTHER_THREAD
+
+    marker.adopt_thread()
+
+    assert marker.mine()
+    assert marker.owner() == OTHER_THREAD
+    assert marker.enter(Phase.FORWARD) == Phase.OTHER
+
+
+def test_failure_is_an_abort() -> None:
+    """The interval that an exception has left is marked as failed."""
+    marker, tape, _ = attached()
+
+    marker.abort(marker.enter(Phase.GRAD_CLIP))
+
+    assert tape.written() == ["enter grad_clip", "abort other"]
+
+
+def test_steps_are_numbered_from_zero() -> None:
+    """The number is how a reader that came late knows which step it sees."""
+    marker, tape, _ = attached()
+
+    for _ in range(3):
+        marker.step(marker.enter(Phase.OPTIMIZER))
+
+    assert [mark.operand for mark in tape.slots() if mark and mark.kind == "step"] == [0, 1, 2]
+    assert marker.steps() == 3
+
+
+def test_optimizer_that_is_gone_is_left_by_what_comes_next() -> None:
+    """Torch calls no hook when a step fails: the next phase must not seem to be inside of it."""
+    marker, tape, _ = attached()
+    marker.guard_optimizer(lambda: False)
+    marker.enter(Phase.OPTIMIZER)
+
+    outer = marker.enter(Phase.DATA_WAIT)
+
+    assert outer == Phase.OTHER
+    assert tape.written() == ["enter optimizer", "abort other", "enter data_wait"]
+
+
+def test_nothing_is_recorded_before_a_ring_is_attached() -> None:
+    """A process that never trains has no ring."""
+    threads = Threads()
+    marker = make_marker(threads.identity)
+
+    assert marker.enter(Phase.FORWARD) == FOREIGN
+    assert not marker.mine()
+
+
+def test_detached_marker_writes_where_nobody_reads() -> None:
+    """A forked child returns through the phases of its parent, whose ring is still mapped; as often as it likes."""
+    marker, tape, _ = attached()
+    outer = marker.enter(Phase.BACKWARD)
+    marker.detach()
+
+    for _ in range(100):
+        marker.resume(outer)
+        marker.abort(outer)
+        marker.step(outer)
+
+    assert tape.written() == ["enter backward"]
+    assert tape.laps == 0
+    assert marker.enter(Phase.FORWARD) == FOREIGN
+
+
+def test_second_ring_begins_anew() -> None:
+    """A forked rank records itself, from its own step 0."""
+    marker, first, _ = attached()
+    marker.step(marker.enter(Phase.OPTIMIZER))
+    marker.enter(Phase.FORWARD)
+    second = Tape(8)
+
+    marker.attach(second.words, second.capacity)
+    marker.step(marker.enter(Phase.OPTIMIZER))
+
+    assert second.written() == ["enter optimizer", "step other 0"]
+    assert len(first.written()) == 3
+
+
+def test_step_fills_the_last_slot() -> None:
+    """Each way of writing a mark turns over by itself."""
+    marker, tape, _ = attached(capacity=2)
+
+    marker.step(marker.enter(Phase.OPTIMIZER))
+    marker.abort(marker.enter(Phase.FORWARD))
+
+    assert tape.laps == 2
+    assert tape.written() == ["enter forward", "abort other"]
+
+
+CALLS = st.lists(st.sampled_from([(phase, end) for phase in Phase if phase for end in ("resume", "abort", "step")]))
+
+
+@given(calls=CALLS, capacity=st.sampled_from([2, 4, 8, 64]))
+def test_ring_holds_the_newest_marks_in_order(calls: list[tuple[Phase, str]], capacity: int) -> None:
+    """Whatever is written, in a ring of whatever size: laps are counted, times never fall, nothing is out of place."""
+    marker, tape, _ = attached(capacity)
+    expected = []
+    for phase, end in calls:
+        outer = marker.enter(phase)
+        getattr(marker, end)(outer)
+        expected += [("enter", phase), (end, Phase.OTHER)]
+
+    laps, position = divmod(len(expected), capacity)
+    slots = tape.slots()
+    ordered = [mark for mark in (*slots[position:], *slots[:position]) if mark is not None]
+    assert tape.laps == laps
+    assert [(mark.kind, mark.phase) for mark in ordered] == expected[-capacity:]
+    assert [mark.time_ns for mark in ordered] == sorted(mark.time_ns for mark in ordered)
+
+
+@given(phases=st.lists(st.sampled_from(list(Phase)), max_size=12))
+def test_only_holders_hold_a_phase(phases: list[Phase]) -> None:
+    """However calls are nested: what enters is inside of other or of the optimizer, and is left in the same order."""
+    marker, tape, _ = attached(64)
+    open_phases = []
+    for phase in phases:
+        outer = marker.enter(phase) if phase else NESTED
+        if outer >= 0:
+            open_phases.append(outer)
+    for outer in reversed(open_phases):
+        marker.resume(outer)
+
+    assert all(outer in HOLDERS for outer in open_phases)
+    entered = [mark.phase for mark in tape.slots() if mark and mark.kind == "enter"]
+    assert [phase for phase in entered[:-1] if phase in INNER] == []
