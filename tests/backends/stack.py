@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "backends"
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 Answer = TypeVar("Answer")
 
@@ -79,7 +79,7 @@ def get_json(url: str) -> Any:
         with urllib.request.urlopen(url, timeout=5.0) as response:  # noqa: S310  # the address is the stack's own
             return json.load(response)
     except urllib.error.HTTPError as error:
-        if error.code != 404:
+        if error.code not in (404, 503):  # 503: its storage is not ready yet
             raise
         return None
     except (urllib.error.URLError, ConnectionError):
