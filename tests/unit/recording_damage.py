@@ -186,7 +186,7 @@ def draw_edits(draw: random.Random) -> list[Edit]:
     return [draw.choice(_DRAWS)(draw) for _ in range(draw.choice((1, 1, 1, 2, 3, 6)))]
 
 
-_LIVE_WORDS = (layout.WORD_LAPS, layout.WORD_CLOSED, layout.WORD_EVENTS_DROPPED)
+_LIVE_WORDS = range(layout.WORD_LAPS, layout.WORD_LAP_ENDS + layout.LAP_ENDS)
 _RING_BYTES = layout.HEADER_BYTES + layout.CAPACITY_MIN * layout.MARK_BYTES
 _LINES = (
     "\n",

@@ -1,5 +1,6 @@
 """Recordings for tests: made by the real writer and marker, read by the real reader."""
 
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,23 +49,60 @@ def step_word(number: int) -> int:
     return number << layout.OPERAND_SHIFT | layout.STEP
 
 
-def stores_of_steps(words: memoryview, capacity: int) -> Iterator[int]:
-    """Store what `Marker.step(0)` would, one store each time the iterator is moved; yields the marks complete so far.
+class Store(NamedTuple):
+    """One store of a rank: `words[at] = value`. `complete`: the marks that are whole when it is done."""
 
-    The times are made up: they never fall, and now and then two marks share one. The last time of a lap and the lap
-    count are one store here; what a reader may see between them is a known gap of the format.
+    at: int
+    value: int
+    complete: int
+
+
+def stores_of_steps(capacity: int) -> Iterator[Store]:
+    """What `Marker.step(0)` stores, again and again, one store at a time.
+
+    The times are made up: they never fall, and now and then two marks share one.
     """
-    laps = number = 0
-    time_ns = 1000
-    while True:
-        for position in range(FIRST_WORD, FIRST_WORD + 2 * capacity, 2):
-            words[position + 1] = step_word(number)
-            yield number
-            words[position] = time_ns
-            number += 1
+    number, time_ns = 0, 1000
+    for laps in itertools.count(1):
+        for index in range(FIRST_WORD, FIRST_WORD + 2 * capacity, 2):
             time_ns += number % 3
-            if position < FIRST_WORD + 2 * capacity - 2:
-                yield number
-        laps += 1
-        words[layout.WORD_LAPS] = laps
-        yield number
+            yield Store(index + 1, step_word(number), number)
+            number += 1
+            yield Store(index, time_ns, number)
+        yield Store(layout.WORD_LAP_ENDS + laps % layout.LAP_ENDS, time_ns, number)
+        yield Store(layout.WORD_LAPS, laps, number)
+
+
+class Processor:
+    """Does the stores of a rank, or some of them a little later, so that others are visible before them.
+
+    Attributes:
+        complete: marks that are whole, once all stores are visible.
+    """
+
+    def __init__(self, words: memoryview):
+        self.complete = 0
+        self._words = words
+        self._stores = stores_of_steps(len(words) // 2 - FIRST_WORD // 2)
+        self._held: list[Store] = []
+
+    def store(self, count: int, hold: int = 0) -> None:
+        """Do `count` stores more.
+
+        Args:
+            count: how many.
+            hold: how many of them, from the last but one backwards, are not visible before the next call.
+        """
+        self.settle()
+        stores = list(itertools.islice(self._stores, count))
+        if stores:
+            self.complete = stores[-1].complete
+        self._held = stores[-1 - hold : -1] if hold else []
+        for at, value, _complete in stores[: len(stores) - 1 - len(self._held)] + stores[-1:]:
+            self._words[at] = value
+
+    def settle(self) -> None:
+        """Make everything visible."""
+        for at, value, _complete in self._held:
+            self._words[at] = value
+        self._held = []

@@ -12,11 +12,13 @@ from trainspan.names import Phase
 from trainspan.recording.layout import (
     ABORT,
     HEADER_BYTES,
+    LAP_ENDS,
     MARK_BYTES,
     OPERAND_SHIFT,
     RESUME,
     STEP,
     WORD_BYTES,
+    WORD_LAP_ENDS,
     WORD_LAPS,
 )
 
@@ -84,6 +86,7 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         if position == end:
             laps += 1
             position = start
+            words[WORD_LAP_ENDS + laps % LAP_ENDS] = words[end - 2]
             words[WORD_LAPS] = laps
 
     def enter(phase: int) -> int:
@@ -104,6 +107,7 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         if position == end:
             laps += 1
             position = start
+            words[WORD_LAP_ENDS + laps % LAP_ENDS] = words[end - 2]
             words[WORD_LAPS] = laps
         return outer
 
@@ -116,6 +120,7 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         if position == end:
             laps += 1
             position = start
+            words[WORD_LAP_ENDS + laps % LAP_ENDS] = words[end - 2]
             words[WORD_LAPS] = laps
 
     def abort(outer: int) -> None:

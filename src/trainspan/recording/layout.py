@@ -21,6 +21,8 @@ Header, by word index:
     64 LAPS              how often the ring has been filled; written by the rank before the first mark of a lap
     65 CLOSED            monotonic ns of an orderly close; 0 while open and after a kill
     66 EVENTS_DROPPED    events the rank did not append, because the log was at its bound or the disk full
+    67 LAP_ENDS          four words: the time of the last mark before LAPS became n is in word 67 + n mod 4, before
+                         LAPS is written
     from byte 1024       the identity: a JSON object with the fields of `trainspan.identity.Identity`; its texts can
                          name folders: printable, without `/`, not empty, not beginning with `.`
 
@@ -32,6 +34,10 @@ Ring: `CAPACITY` marks of two words, the time first:
 The writer stores the second word, then the time: the time publishes the mark. Times never decrease from mark to
 mark, so the newest mark is the one whose successor is older than itself (or was never written). A reader consumes
 only what its previous look had already found: whatever the processor reorders, those stores are long complete.
+
+A ring whose times rise from its first slot to its last is full or has just been begun anew, and LAPS does not tell
+which while its store is under way (for milliseconds, if it waits for the disk). LAP_ENDS tells: marks of lap n are not
+older than the end that stands there for n. That end is younger than the one for n - 1, or it is not visible yet.
 
 Code, 8 bits: a kind (upper two bits) and a `Phase` (lower six).
 
@@ -65,12 +71,17 @@ WORD_PROCESS_START: Final = 7
 WORD_LAPS: Final = 64
 WORD_CLOSED: Final = 65
 WORD_EVENTS_DROPPED: Final = 66
+WORD_LAP_ENDS: Final = 67
+LAP_ENDS: Final = 4
+
+HALF_STORED: Final = 2
+"""Oldest marks of a full ring that count as overwritten: the one being stored, and the next where stores overtake."""
 
 IDENTITY_OFFSET: Final = 1024
 IDENTITY_MAX_BYTES: Final = HEADER_BYTES - IDENTITY_OFFSET
 
 FIXED_HEADER: Final = struct.Struct("<8q")
-LIVE_WORDS: Final = struct.Struct("<3q")
+LIVE_WORDS: Final = struct.Struct("<7q")
 
 CAPACITY_MIN: Final = 1 << 10
 CAPACITY_MAX: Final = 1 << 26

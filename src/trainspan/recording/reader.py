@@ -56,7 +56,7 @@ class RecordingReader:
         self._newest_ns = 0  # time of mark number `_published - 1`
         self._last_ns = 0  # time of mark number `_consumed - 1`
         self._events_offset = 0
-        self._words_at_close: tuple[int, int, int] | None = None
+        self._words_at_close: tuple[int, ...] | None = None
 
     def look(self, *, final: bool = False) -> Look:
         """The marks that the look before this one had found; with `final`, all of them.
@@ -64,7 +64,7 @@ class RecordingReader:
         Use `final` only once the writer is gone: then nothing can be half-stored.
         """
         settled = self._published
-        if not self._find_newest():
+        if not self._find_newest(final=final):
             return Look([], 0, self._published - self._consumed)
         if final:
             settled = self._published
@@ -150,41 +150,46 @@ class RecordingReader:
         self.errors += 1
         return None
 
-    def _live_words(self) -> tuple[int, int, int]:
+    def _live_words(self) -> tuple[int, ...]:
+        """LAPS, CLOSED, EVENTS_DROPPED and the four LAP_ENDS."""
         if self._words_at_close is not None:
             return self._words_at_close
         text = self._pread(layout.WORD_LAPS * layout.WORD_BYTES, layout.LIVE_WORDS.size)
         if len(text) < layout.LIVE_WORDS.size:
             self.errors += 1
-            return -1, 0, 0
-        laps, closed_ns, dropped = layout.LIVE_WORDS.unpack(text)
-        return laps, closed_ns, dropped
+            return -1, *[0] * (2 + layout.LAP_ENDS)
+        return layout.LIVE_WORDS.unpack(text)
 
-    def _find_newest(self) -> bool:
+    def _find_newest(self, *, final: bool = False) -> bool:
         """Move `_published` forward to the newest mark; False if it cannot be told which one that is."""
         for _ in range(_TRIES):
-            laps = self._live_words()[0]
+            laps, _closed_ns, _dropped, *lap_ends_ns = self._live_words()
             floor = laps * self.capacity
             if not max(0, self._published - self.capacity) <= floor <= self._published + _IMPOSSIBLE_MARKS:
                 self.errors += 1  # a lap count that went backwards, or beyond reason: not the writer's doing
                 return False
-            published, newest_ns = self._newest_of_lap(floor)
+            floor_ns = lap_ends_ns[laps % layout.LAP_ENDS]
+            if laps and floor_ns <= lap_ends_ns[(laps - 1) % layout.LAP_ENDS]:
+                self.errors += final  # while the writer lives, its end of the lap may just not be visible yet
+                return False
+            published, newest_ns = self._newest_of_lap(floor, floor_ns)
             # In another lap by now, the slots may have held marks of either.
             if self._live_words()[0] == laps:
                 self._published, self._newest_ns = published, newest_ns
                 return True
         return False
 
-    def _newest_of_lap(self, floor: int) -> tuple[int, int]:
+    def _newest_of_lap(self, floor: int, floor_ns: int) -> tuple[int, int]:
         """Marks published since the beginning and time of the newest, by the order of times.
 
         Args:
             floor: number of the first mark of the lap that the writer is in.
+            floor_ns: time of the mark before it.
         """
         published, newest_ns = self._published, self._newest_ns
         if floor > published:
             # A lap has ended since the last look: the newest mark is in the first slots of the next one.
-            published, newest_ns = floor, self._time_of_slot(self.capacity - 1)
+            published, newest_ns = floor, floor_ns
         while published < floor + self.capacity:
             times = self._times_from(published % self.capacity)
             fresh = _count_increasing(times, newest_ns)
@@ -208,18 +213,14 @@ class RecordingReader:
         count = min(_CHUNK_MARKS, self.capacity - slot)
         return self._slots(slot, count)[::2]
 
-    def _time_of_slot(self, slot: int) -> int:
-        words = self._slots(slot, 1)
-        return words[0] if words else 0
-
     def _skip_overwritten(self) -> int:
         lost = self._overwritten_since(self._consumed)
         self._consumed += lost
         return lost
 
     def _overwritten_since(self, number: int) -> int:
-        """How many marks from number `number` on are gone. The oldest may be half overwritten: it counts as gone."""
-        return max(0, self._published - self.capacity + 1 - number)
+        """How many marks from number `number` on are gone. The oldest may be half overwritten: they count as gone."""
+        return max(0, self._published - self.capacity + layout.HALF_STORED - number)
 
     def _overwritten_meanwhile(self, first: int) -> int:
         """How many marks from number `first` on may have been overwritten while they were read."""

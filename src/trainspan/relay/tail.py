@@ -73,7 +73,10 @@ class Tail:
         if reader.closed_ns() is not None:
             return "closed"
         # A process holds no lock against itself, and its own thread cannot outlive it.
-        return None if self._own or reader.writer_lives() else "died"
+        if self._own or reader.writer_lives():
+            return None
+        # It may have closed between the two questions.
+        return "died" if reader.closed_ns() is None else "closed"
 
     def _ring_files(self) -> Iterator[Path]:
         if self._own:
