@@ -7,6 +7,7 @@ Each process takes one GPU where there are enough, otherwise one core. The loss 
 """
 
 import argparse
+import gc
 import os
 import sysconfig
 import time
@@ -182,6 +183,8 @@ def main() -> None:
     train(options.steps, options.validate_every, device, rank, ranks)
 
     if ranks > 1:
+        # A model left in a cycle keeps threads of gloo alive, and those may abort the process at its very end.
+        gc.collect()
         dist.destroy_process_group()
 
 

@@ -48,19 +48,12 @@ def test_each_bad_variable_is_named_once(tmp_path: Path) -> None:
 
 
 def test_switch_that_is_not_understood_is_off(tmp_path: Path) -> None:
-    """The warning says so, and the launcher and its ranks must agree on it."""
-    run = start_ranks(2, "ddp.py", state=tmp_path, TRAINSPAN_ENABLED="maybe").ended()
+    """The warning says so, and the launcher and its rank must agree on it."""
+    run = start_ranks(1, "ddp.py", state=tmp_path, TRAINSPAN_ENABLED="maybe").ended()
 
     warning = "trainspan: TRAINSPAN_ENABLED='maybe' is not understood: use 1 or 0; going on with 0"
-    assert run.stderr.splitlines() == [warning, warning]
+    assert run.stderr.splitlines() == [warning]
     assert (run.exit_code, files_below(tmp_path)) == (0, [])
-
-
-def test_workers_do_not_repeat_the_warnings_of_their_rank(tmp_path: Path) -> None:
-    """Thirty-two workers would fill the screen with one typing error."""
-    run = start("workers.py", "spawn", state=tmp_path, TRAINSPAN_RELAYS="off").ended()
-
-    assert len(run.stderr.splitlines()) == 1
 
 
 def test_unwritable_place_is_refused(tmp_path: Path) -> None:
@@ -149,29 +142,29 @@ sys.addaudithook(watch)
 """
 
 
-def spied(tmp_path: Path, *command: str) -> list[str]:
-    """What the processes of `command` do: `starts` or `records`, and the command line."""
+def spied(tmp_path: Path, *command: str, **more: str) -> tuple[Run, list[str]]:
+    """A command, and what its processes do: `starts` or `records`, and the command line."""
     (tmp_path / "sitecustomize.py").write_text(SPY)
     paths = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
-    more = {"SPY_LOG": str(tmp_path / "log"), "PYTHONPATH": paths}
+    more = {"SPY_LOG": str(tmp_path / "log"), "PYTHONPATH": paths, **more}
     run = Training([sys.executable, *command], tmp_path / "state", more).ended()
     assert run.exit_code == 0
-    return (tmp_path / "log").read_text().splitlines()
+    return run, (tmp_path / "log").read_text().splitlines()
 
 
-def test_resource_tracker_does_not_load_the_recorder(tmp_path: Path) -> None:
-    """Every process that spawns others has one."""
-    done = spied(tmp_path, str(SCRIPTS / "workers.py"), "spawn")
+def test_helpers_of_a_rank_load_nothing_and_say_nothing(tmp_path: Path) -> None:
+    """Thirty-two workers would fill the screen with one typing error; the resource tracker is no worker at all."""
+    run, done = spied(tmp_path, str(SCRIPTS / "workers.py"), "spawn", "1", TRAINSPAN_RELAYS="off")
 
-    helper = [line.split()[0] for line in done if "resource_tracker" in line]
-    assert helper == ["starts"]
-    assert any(line.startswith("records ") for line in done)
+    assert len(run.stderr.splitlines()) == 1
+    assert [line.split()[0] for line in done if "resource_tracker" in line] == ["starts"]
+    assert [line.split()[0] for line in done if "spawn_main" in line] == ["starts", "records"]
 
 
 def test_compile_worker_does_not_load_the_recorder(tmp_path: Path) -> None:
     """torch.compile starts one for each core, with a rank's variables, and each imports torch."""
     [torch] = find_spec("torch").submodule_search_locations  # type: ignore[union-attr,misc]
 
-    done = spied(tmp_path, str(Path(torch) / "_inductor" / "compile_worker" / "__main__.py"), "--help")
+    _, done = spied(tmp_path, str(Path(torch) / "_inductor" / "compile_worker" / "__main__.py"), "--help")
 
     assert [line.split()[0] for line in done] == ["starts"]

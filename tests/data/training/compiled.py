@@ -145,7 +145,7 @@ def broken() -> nn.Module:
 def whole_step() -> nn.Module:
     """Two plain steps, then forward, backward, clipping and the optimizer in one compiled function."""
     model = make_model()
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batches = make_batches()
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ def clipping() -> nn.Module:
 def epoch() -> nn.Module:
     """A whole epoch in one compiled function, the DataLoader's loop included."""
     model = make_model()
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs = torch.cat([batch for batch, _ in make_batches()])
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs), batch_size=4)
 
@@ -237,7 +237,7 @@ def both() -> nn.Module:
 def optimizer_step() -> nn.Module:
     """The optimizer's step compiled on its own."""
     model = make_model()
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.step = torch.compile(optimizer.step, backend="aot_eager")
     train(model, optimizer, make_batches())
     return model

@@ -1,4 +1,4 @@
-"""Two epochs with two DataLoader workers that stay. Argument: how they are started (fork, spawn or forkserver)."""
+"""Two epochs with DataLoader workers that stay. Arguments: how they are started (fork, spawn, forkserver), how many."""
 
 import os
 import sys
@@ -31,10 +31,10 @@ class Perturbed(Dataset[Tensor]):
 
 def main() -> None:
     """Train for two epochs of four steps."""
-    method = sys.argv[1]
+    method, count = sys.argv[1], int(sys.argv[2])
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(Perturbed(), 4, num_workers=2, multiprocessing_context=method, persistent_workers=True)
+    loader = DataLoader(Perturbed(), 4, num_workers=count, multiprocessing_context=method, persistent_workers=True)
     for _epoch in range(2):
         for samples in loader:
             optimizer.zero_grad()
