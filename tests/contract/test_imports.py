@@ -22,7 +22,8 @@ class Room(NamedTuple):
 
 
 FLOOR = tuple(
-    f"trainspan.{name}" for name in ("errors", "clock", "names", "role", "watch", "settings", "identity", "guard")
+    f"trainspan.{name}"
+    for name in ("errors", "clock", "names", "role", "watch", "settings", "sampling", "identity", "guard")
 )
 """The ground floor, lowest first: each file sees only those before it."""
 

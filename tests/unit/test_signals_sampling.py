@@ -7,15 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainspan.identity import trace_id_of
-from trainspan.relay.signals.sampling import (
-    FIRST_STEPS,
-    SLOW_AFTER,
-    SLOW_BURST,
-    SLOW_EVERY_NS,
-    SLOW_MOST,
-    StepSampler,
-    sampling_from,
-)
+from trainspan.relay.signals.sampling import SLOW_AFTER, SLOW_BURST, SLOW_EVERY_NS, SLOW_MOST, StepSampler
+from trainspan.sampling import FIRST_STEPS, sampling_from
 
 PACE_NS = 1_000_000
 NAMES = "always_on, always_off, traceidratio, parentbased_always_on, parentbased_always_off, parentbased_traceidratio"

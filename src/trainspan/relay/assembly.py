@@ -13,10 +13,11 @@ from trainspan.identity import Identity
 from trainspan.relay.follower import RankFollower
 from trainspan.relay.signals.attempts import attempt_span, process_spans, segment_span
 from trainspan.relay.signals.logs import Record, died_record, exception_record
-from trainspan.relay.signals.sampling import Sampling, StepSampler
+from trainspan.relay.signals.sampling import StepSampler
 from trainspan.relay.signals.spans import RankPart, Span, step_spans
 from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_times_of
 from trainspan.relay.timeline.segments import Segment
+from trainspan.sampling import Sampling
 
 PATIENCE_NS: Final = 10_000_000_000
 PATIENCE_AFTER_END_NS: Final = 1_500_000_000

@@ -23,11 +23,11 @@ from trainspan.relay.signals.metrics import (
     histogram_kind_from,
     metrics_of,
 )
-from trainspan.relay.signals.sampling import sampling_from
 from trainspan.relay.tail import Sighting
 from trainspan.relay.timeline.records import ProcessEnd
 from trainspan.relay.timeline.summary import Summary
 from trainspan.role import Role
+from trainspan.sampling import sampling_from
 
 SUMMARY_INTERVAL_NS: Final = 5_000_000_000
 METRIC_INTERVAL_MS: Final = 60_000

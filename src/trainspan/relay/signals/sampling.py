@@ -1,37 +1,16 @@
-"""Which steps get a trace.
+"""Which steps get a trace, by what came of them.
 
-`OTEL_TRACES_SAMPLER` and `OTEL_TRACES_SAMPLER_ARG` decide as the OpenTelemetry specification says, on the trace id
-alone, so every node samples the same steps without a message. While the variable is not set, these are sampled: the
-first steps of an attempt, a fixed share by trace id, a step that turned out slow, and the last one. Slow is what a node
-finds slow: one whose ranks kept pace leaves its part out. A step that failed is always sampled, unless sampling is off.
-
-Source: OpenTelemetry specification, "General SDK configuration".
+What number and trace id decide alone is in `trainspan.sampling`. While `OTEL_TRACES_SAMPLER` is not set, a step that
+turned out slow is sampled too, and the last one. Slow is what a node finds slow: one whose ranks kept pace leaves its
+part out. A step that failed is always sampled, unless sampling is off.
 """
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
-from opentelemetry.sdk.trace.sampling import (
-    ALWAYS_OFF,
-    ALWAYS_ON,
-    Decision,
-    ParentBased,
-    ParentBasedTraceIdRatio,
-    Sampler,
-    TraceIdRatioBased,
-)
-
-from trainspan import names
 from trainspan.identity import trace_id_of
-from trainspan.settings import Problem
-
-VARIABLE: Final = "OTEL_TRACES_SAMPLER"
-ARGUMENT: Final = "OTEL_TRACES_SAMPLER_ARG"
-
-FIRST_STEPS: Final = 5
-SHARE: Final = 0.01
+from trainspan.sampling import Sampling
 
 SLOW_FACTOR: Final = 2
 """A step is slow when it takes longer than this many times the median of the steps before it."""
@@ -44,44 +23,6 @@ SLOW_BURST: Final = 5
 SLOW_EVERY_NS: Final = 60_000_000_000
 SLOW_MOST: Final = 500
 """Slow steps sampled in one attempt."""
-
-_SAMPLERS: Final[Mapping[str, Callable[[float], Sampler]]] = {
-    "always_on": lambda _ratio: ALWAYS_ON,
-    "always_off": lambda _ratio: ALWAYS_OFF,
-    "traceidratio": TraceIdRatioBased,
-    "parentbased_always_on": lambda _ratio: ParentBased(ALWAYS_ON),
-    "parentbased_always_off": lambda _ratio: ParentBased(ALWAYS_OFF),
-    "parentbased_traceidratio": ParentBasedTraceIdRatio,
-}
-_OFF: Final = ("always_off", "parentbased_always_off")
-
-
-class Sampling(NamedTuple):
-    """What was configured. `name`: the value of OTEL_TRACES_SAMPLER; None when it is not set."""
-
-    sampler: Sampler
-    name: str | None
-
-    @property
-    def off(self) -> bool:
-        """Whether nothing is sampled, not even what failed, nor the trace of the attempt."""
-        return self.name in _OFF
-
-
-def sampling_from(environ: Mapping[str, str]) -> tuple[Sampling, list[Problem]]:
-    """The sampling that `environ` asks for. What is not understood is a problem, and counts as not set."""
-    name = environ.get(VARIABLE, "").strip().lower()
-    if not name:
-        return Sampling(TraceIdRatioBased(SHARE), None), []
-    if name not in _SAMPLERS:
-        accepted = f"use {', '.join(_SAMPLERS)}; going on as if it were not set"
-        return Sampling(TraceIdRatioBased(SHARE), None), [Problem(VARIABLE, environ[VARIABLE], accepted)]
-    argument = environ.get(ARGUMENT, "").strip() if name.endswith("ratio") else ""
-    try:
-        return Sampling(_SAMPLERS[name](float(argument or 1)), name), []
-    except ValueError:
-        accepted = "use a number from 0 to 1; going on with 1"
-        return Sampling(_SAMPLERS[name](1.0), name), [Problem(ARGUMENT, argument, accepted)]
 
 
 class StepSampler:
@@ -114,13 +55,9 @@ class StepSampler:
             return None
         if failed:
             return "failed"
-        if unset and number - self._first_number < FIRST_STEPS:
-            return "first"
         trace_id = trace_id_of(self._run, self._attempt, "step", number)
-        decision = self.sampling.sampler.should_sample(None, trace_id, names.SPAN_STEP).decision
-        if decision is Decision.RECORD_AND_SAMPLE:
-            return self.sampling.name or "share"
-        return "slow" if slow and self._pace.admit(end_ns) else None
+        reason = self.sampling.reason_for_step(number, trace_id, self._first_number)
+        return reason or ("slow" if slow and self._pace.admit(end_ns) else None)
 
     def reason_for_last(self) -> str | None:
         """Why the last step of the attempt gets a trace though `reason_for` gave it none; None if it gets none."""
