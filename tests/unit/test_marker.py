@@ -211,3 +211,33 @@ def test_only_holders_hold_a_phase(phases: list[Phase]) -> None:
     assert all(outer in HOLDERS for outer in open_phases)
     entered = [mark.phase for mark in tape.slots() if mark and mark.kind == "enter"]
     assert [phase for phase in entered[:-1] if phase in INNER] == []
+
+
+def test_each_mark_is_told_to_a_watcher_with_its_time() -> None:
+    """Device events stand for the same boundaries as the marks, also where the ring begins anew between them."""
+    marker, tape, _ = attached(capacity=4)
+    told: list[int] = []
+
+    marker.resume(marker.enter(Phase.FORWARD))
+    marker.watch(told.append)
+    marker.step(marker.enter(Phase.OPTIMIZER))
+    marker.abort(marker.enter(Phase.BACKWARD))
+    times_ns = [mark.time_ns for mark in tape.slots() if mark]
+    marker.watch(None)
+    marker.resume(marker.enter(Phase.FORWARD))
+
+    assert told == [*times_ns[2:], *times_ns[:2]]
+    assert tape.laps == 2
+
+
+def test_detached_marker_is_watched_by_nobody() -> None:
+    """A forked child must not record events of its parent's device."""
+    marker, _, _ = attached()
+    told: list[int] = []
+    marker.watch(told.append)
+    outer = marker.enter(Phase.FORWARD)
+
+    marker.detach()
+    marker.resume(outer)
+
+    assert len(told) == 1

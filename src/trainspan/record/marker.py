@@ -44,6 +44,7 @@ class Marker(NamedTuple):
     `owner()`: the identity of the one that does.
     `steps()`: completed so far.
     `guard_optimizer(runs)`: `runs()` tells whether an optimizer's step is still on the stack.
+    `watch(watcher)`: call `watcher(time_ns)` with the time of each mark, once it is stored; None: not any more.
     """
 
     enter: Callable[[int], int]
@@ -57,6 +58,7 @@ class Marker(NamedTuple):
     owner: Callable[[], int]
     steps: Callable[[], int]
     guard_optimizer: Callable[[Callable[[], bool]], None]
+    watch: Callable[[Callable[[int], None] | None], None]
 
 
 def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - closures over one state, each a few lines
@@ -72,25 +74,36 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
     words = scratch
     position = start
     end = start + 2 * scratch_marks
+    stop = end  # where a mark has more to do than to be stored: at the ring's end; while they are watched, at each
     laps = completed = current = 0
     owner = NOBODY
+    watcher: Callable[[int], None] | None = None
 
     def optimizer_runs() -> bool:
         return True
 
-    def put(word: int) -> None:
-        nonlocal position, laps
-        words[position + 1] = word
-        words[position] = monotonic_ns()
-        position += 2
+    def turn() -> None:
+        nonlocal position, stop, laps
+        time_ns = words[position - 2]
         if position == end:
             laps += 1
             position = start
-            words[WORD_LAP_ENDS + laps % LAP_ENDS] = words[end - 2]
+            words[WORD_LAP_ENDS + laps % LAP_ENDS] = time_ns
             words[WORD_LAPS] = laps
+        stop = position + 2 if watcher else end
+        if watcher:
+            watcher(time_ns)
+
+    def put(word: int) -> None:
+        nonlocal position
+        words[position + 1] = word
+        words[position] = monotonic_ns()
+        position += 2
+        if position == stop:
+            turn()
 
     def enter(phase: int) -> int:
-        nonlocal current, position, laps
+        nonlocal current, position
         outer = current
         if outer > _OPTIMIZER:
             return NESTED if thread_id() == owner else FOREIGN
@@ -104,24 +117,18 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         words[position + 1] = phase
         words[position] = monotonic_ns()
         position += 2
-        if position == end:
-            laps += 1
-            position = start
-            words[WORD_LAP_ENDS + laps % LAP_ENDS] = words[end - 2]
-            words[WORD_LAPS] = laps
+        if position == stop:
+            turn()
         return outer
 
     def resume(outer: int) -> None:
-        nonlocal current, position, laps
+        nonlocal current, position
         current = outer
         words[position + 1] = RESUME | outer
         words[position] = monotonic_ns()
         position += 2
-        if position == end:
-            laps += 1
-            position = start
-            words[WORD_LAP_ENDS + laps % LAP_ENDS] = words[end - 2]
-            words[WORD_LAPS] = laps
+        if position == stop:
+            turn()
 
     def abort(outer: int) -> None:
         nonlocal current
@@ -135,21 +142,24 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         completed += 1
 
     def attach(ring: memoryview, capacity: int) -> None:
-        nonlocal words, position, end, laps, completed, current
-        words = ring
-        position = start
-        end = start + 2 * capacity
-        laps = completed = current = 0
+        nonlocal laps, completed
+        store_in(ring, capacity)
+        laps = completed = 0
         adopt_thread()
 
     def detach() -> None:
-        nonlocal owner, words, position, end, current
+        nonlocal owner
         owner = NOBODY
         # A forked child returns through the hooks it was forked in: what they still store must not reach the parent.
-        words = scratch
+        store_in(scratch, scratch_marks)
+
+    def store_in(ring: memoryview, capacity: int) -> None:
+        nonlocal words, position, end, stop, current, watcher
+        words = ring
         position = start
-        end = start + 2 * scratch_marks
+        end = stop = start + 2 * capacity
         current = 0
+        watcher = None
 
     def adopt_thread() -> None:
         nonlocal owner
@@ -168,4 +178,11 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         nonlocal optimizer_runs
         optimizer_runs = runs
 
-    return Marker(enter, resume, abort, step, attach, detach, adopt_thread, mine, owner_now, steps, guard_optimizer)
+    def watch(new: Callable[[int], None] | None) -> None:
+        nonlocal watcher, stop
+        watcher = new
+        stop = position + 2 if new else end
+
+    return Marker(
+        enter, resume, abort, step, attach, detach, adopt_thread, mine, owner_now, steps, guard_optimizer, watch
+    )
