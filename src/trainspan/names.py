@@ -23,6 +23,7 @@ class Phase(IntEnum):
     GRAD_CLIP = 5
     VALIDATION = 6
     H2D = 7
+    GRAPH_REPLAY = 8
 
     @property
     def wire(self) -> str:
@@ -78,16 +79,20 @@ SAMPLED_BECAUSE = "training.sampled.reason"
 END_REASON = "training.end.reason"
 FIRST_STEP = "training.step.first"
 LAST_STEP = "training.step.last"
+DEVICE_START = "training.device.start"
+DEVICE_DURATION = "training.device.duration"
 SPANS_CUT = "training.spans.cut"
 
 # Metric attributes.
 CLOCK = "training.clock"
 STATE = "training.state"
 SIGNAL = "signal"
+ALLOCATOR_STATE = "training.allocator.memory.state"
 
 # Log events.
 EVENT_EXCEPTION = "training.exception"
 EVENT_DIED = "training.died"
+EVENT_OUT_OF_MEMORY = "training.out_of_memory"
 
 
 class Name(NamedTuple):
@@ -125,6 +130,8 @@ SPAN_ATTRIBUTES = (
     Name(END_REASON, "How the process ended."),
     Name(FIRST_STEP, "First step of a segment."),
     Name(LAST_STEP, "Last step of a segment."),
+    Name(DEVICE_START, "When the device began with the phase, in s from its beginning of the step."),
+    Name(DEVICE_DURATION, "How long the device took for the phase or the step, in s."),
     Name(SPANS_CUT, "Phases of this rank's step that have no span, because the trace would be too large."),
 )
 
@@ -133,11 +140,13 @@ METRIC_ATTRIBUTES = (
     Name(CLOCK, "Whose time it is: `host` or `device`."),
     Name(STATE, "What the wall clock is charged to; one of the states."),
     Name(SIGNAL, "What a batch held: `traces`, `metrics` or `logs`."),
+    Name(ALLOCATOR_STATE, "Of torch's allocator: `reserved` from the device, `active`, or `allocated` to tensors."),
 )
 
 EVENTS = (
     Name(EVENT_EXCEPTION, "An exception left the training script."),
     Name(EVENT_DIED, "A process ended without closing its recording."),
+    Name(EVENT_OUT_OF_MEMORY, "An allocation on the device failed, whether the script went on or not."),
 )
 """Names of log records."""
 
@@ -166,6 +175,19 @@ GOODPUT = Metric("training.goodput", "gauge", "1", "Productive share of a rank's
 PROGRESS_STEP = Metric("training.progress.step", "gauge", "{step}", "Number of the last step completed.")
 LAST_STEP_AGE = Metric("training.last_step.age", "gauge", "s", "Time since the last step was completed.")
 
+ALLOCATOR_USAGE = Metric(
+    "training.allocator.memory.usage",
+    "gauge",
+    "By",
+    "Memory of torch's allocator on the rank's device.",
+    (ALLOCATOR_STATE,),
+)
+ALLOCATOR_PEAK = Metric("training.allocator.memory.peak", "gauge", "By", "Most memory that tensors ever held.")
+ALLOCATOR_RETRIES = Metric(
+    "training.allocator.retries", "counter", "{retry}", "Allocations that succeeded only after the cache was flushed."
+)
+ALLOCATOR_OOMS = Metric("training.allocator.ooms", "counter", "{error}", "Allocations that failed.")
+
 MARKS = Metric("trainspan.marks", "counter", "{mark}", "Marks read from the recordings.")
 MARKS_LOST = Metric("trainspan.marks.lost", "counter", "{mark}", "Marks overwritten before they were read.")
 EVENTS_DROPPED = Metric("trainspan.events.dropped", "counter", "{event}", "Events a rank dropped at its bound.")
@@ -188,6 +210,10 @@ METRICS = (
     GOODPUT,
     PROGRESS_STEP,
     LAST_STEP_AGE,
+    ALLOCATOR_USAGE,
+    ALLOCATOR_PEAK,
+    ALLOCATOR_RETRIES,
+    ALLOCATOR_OOMS,
     MARKS,
     MARKS_LOST,
     EVENTS_DROPPED,

@@ -26,6 +26,7 @@ class Settings:
     ring_marks: int | None
     spool_bytes: int
     exception_message: bool
+    device_share: float | None
     launch_id: str | None
     rank_pid: int | None
 
@@ -102,6 +103,13 @@ def _bytes(text: str) -> int:
     return int(text)
 
 
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 <= share <= 1:
+        raise ValueError(text)
+    return share
+
+
 VARIABLES = (
     Variable(
         "TRAINSPAN_ENABLED",
@@ -168,6 +176,14 @@ VARIABLES = (
         "use 1 or 0",
         "Export the message of an uncaught exception too. Off, because messages can hold data and secrets.",
         _boolean,
+    ),
+    Variable(
+        "TRAINSPAN_DEVICE_SHARE",
+        "",
+        "use a number from 0 to 1",
+        "Share of the steps whose phases are timed on the device too; 0: none. "
+        "Unset: the steps that have a trace whatever comes of them.",
+        _share,
     ),
     Variable(
         "TRAINSPAN_LAUNCH_ID",

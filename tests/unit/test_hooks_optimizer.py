@@ -43,7 +43,7 @@ def watched() -> Iterator[Watched]:
         claims.append(threading.get_ident())
         return False
 
-    hook.install(marker, patches, claim, lambda: stepped.append(marker.steps()))
+    hook.install(marker, patches, claim, [lambda: stepped.append(marker.steps())])
     yield Watched(marker, tape, claims, stepped, patches)
     patches.undo()
 

@@ -15,6 +15,7 @@ def test_phase_numbers_are_fixed() -> None:
         "grad_clip": 5,
         "validation": 6,
         "h2d": 7,
+        "graph_replay": 8,
     }
 
     numbers = {phase.wire: phase.value for phase in Phase}

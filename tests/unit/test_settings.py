@@ -19,6 +19,7 @@ DEFAULTS = Settings(
     ring_marks=None,
     spool_bytes=256 << 20,
     exception_message=False,
+    device_share=None,
     launch_id=None,
     rank_pid=None,
 )

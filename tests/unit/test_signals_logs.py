@@ -1,4 +1,4 @@
-"""The two log records of a run that ended badly, tied to the span in which it did."""
+"""The log records of what goes badly, tied to the span in which it did."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.unit.signal_shapes import UNIX_NS, source_of
 from trainspan.identity import span_id_of, trace_id_of
 from trainspan.names import Phase
 from trainspan.relay.signals.contexts import SCOPE
-from trainspan.relay.signals.logs import MOST_FRAMES, died_record, exception_record
+from trainspan.relay.signals.logs import MOST_FRAMES, died_record, exception_record, out_of_memory_record
 from trainspan.relay.timeline.records import ProcessEnd
 from trainspan.testing.builders import rank_step
 
@@ -125,3 +125,28 @@ def test_a_long_stack_is_cut_to_its_innermost_frames() -> None:
     frames = shown(record)["attributes"]["exception.stacktrace"].split("\n")
     assert len(frames) == MOST_FRAMES
     assert frames[-1] == "frame 999"
+
+
+def test_a_device_out_of_memory_names_the_step_and_phase() -> None:
+    """The script may catch it and go on: it is an error of the step, and not the end of the process."""
+    event = {"ts": 1500, "event": "out_of_memory", "step": 41, "phase": "backward"}
+
+    record = out_of_memory_record(source_of(1), event, UNIX_NS + 900)
+
+    assert shown(record) == {
+        "event_name": "training.out_of_memory",
+        "body": "the device was out of memory in backward of step 41",
+        "times_ns": (500, 900),
+        "severity": (SeverityNumber.ERROR, "ERROR"),
+        "span": (trace_id_of("run-1", 0, "step", 41), span_id_of("run-1", 0, "step", 41, "rank", 1), 3),
+        "attributes": {"training.rank": 1, "training.step": 41, "training.phase": "backward"},
+        "resource": {"training.rank": 1},
+    }
+
+
+def test_a_device_out_of_memory_without_a_place_is_told_all_the_same() -> None:
+    """An event log is a file of the user's."""
+    record = out_of_memory_record(source_of(1), {"ts": 1500, "event": "out_of_memory", "step": "x"}, UNIX_NS)
+
+    assert record.log_record.body == "the device was out of memory in an unknown step"
+    assert dict(record.log_record.attributes or {}) == {"training.rank": 1}

@@ -70,6 +70,23 @@ def reading_of(*, aggregates: StepAggregates | None, now_ns: int | None = 10 * S
     return RankReading(Resource({"training.rank": 0}), START, 2, 1, steps[-1].end_ns, account, now_ns, aggregates)
 
 
+ALLOCATOR = {
+    "reserved_bytes": 40 << 30,
+    "active_bytes": 31 << 30,
+    "allocated_bytes": 30 << 30,
+    "allocated_peak_bytes": 39 << 30,
+    "retries": 2,
+    "ooms": 1,
+}
+
+
+def on_a_device(reading: RankReading) -> RankReading:
+    """The same rank, with a device in use."""
+    if reading.aggregates is not None:
+        reading.aggregates.fold_device({Phase.FORWARD: 190 * MS})
+    return reading._replace(allocator=ALLOCATOR)
+
+
 def values_of(metric: Metric) -> dict[tuple[str, ...], Any]:
     """Value by attribute values, for numbers; what else a point says is checked on the way."""
     values = {}
@@ -142,6 +159,30 @@ def test_a_ranks_metrics_as_they_go_on_the_wire() -> None:
     ]
 
 
+def test_times_of_the_device_stand_beside_those_of_the_host() -> None:
+    """What was launched in a forward takes the device as long as it takes."""
+    reading = on_a_device(reading_of(aggregates=StepAggregates(ExplicitAggregate)))
+
+    [durations] = [metric for metric in rank_metrics(reading, NOW) if metric.name == "training.phase.duration"]
+
+    points = [point for point in durations.data.data_points if isinstance(point, HistogramDataPoint)]
+    sums = {tuple((point.attributes or {}).values()): point.sum for point in points}
+    assert sums[("forward", "host")] == pytest.approx(0.4)
+    assert sums[("forward", "device")] == pytest.approx(0.19)
+
+
+def test_memory_of_the_allocator_is_read_with_distrust() -> None:
+    """A log can hold anything; what is no number is no measurement."""
+    reading = reading_of(aggregates=None)._replace(allocator={**ALLOCATOR, "active_bytes": "31 GB", "retries": None})
+
+    made = {metric.name: values_of(metric) for metric in rank_metrics(reading, NOW)}
+
+    assert made["training.allocator.memory.usage"] == {("reserved",): 40 << 30, ("allocated",): 30 << 30}
+    assert made["training.allocator.memory.peak"] == {(): 39 << 30}
+    assert made["training.allocator.ooms"] == {(): 1}
+    assert "training.allocator.retries" not in made
+
+
 def test_a_rank_that_has_done_nothing_says_only_that() -> None:
     """Zero steps is a measurement; a goodput or an age of nothing is not."""
     reading = RankReading(Resource({}), START, 0, None, None, Account(0), 10 * S, StepAggregates(ExplicitAggregate))
@@ -183,7 +224,7 @@ def test_a_nodes_metrics_are_the_relays_own_health() -> None:
 def test_every_declared_metric_is_sent_and_no_other(kind: type[ExplicitAggregate] | type[ExponentialAggregate]) -> None:
     """The table of names is the contract: with it agree name, unit, description, instrument and attributes."""
     shared = StepAggregates(kind)
-    rank = reading_of(aggregates=shared)
+    rank = on_a_device(reading_of(aggregates=shared))
 
     sent = metrics_of([rank], NodeReading(Resource({}), START, HEALTH, shared), NOW)
 

@@ -12,6 +12,7 @@ from tests.unit.signal_shapes import context_of, shown, source_of
 from trainspan.identity import span_id_of, trace_id_of
 from trainspan.names import Phase
 from trainspan.relay.signals.spans import MOST_SPANS, RankPart, rank_budget, step_spans
+from trainspan.relay.timeline.device import DeviceStep
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.testing.builders import rank_step
 
@@ -191,3 +192,23 @@ def test_with_more_ranks_than_spans_every_kth_rank_is_shown(rank: int, kept: boo
     assert bool(named(spans, "training.rank_step")) is kept
     assert named(spans, "training.forward") == []
     assert cut == (1 if kept else 2)
+
+
+def test_times_of_the_device_are_on_the_spans_of_its_rank() -> None:
+    """On a GPU the host's forward is its launch; whoever looks at the trace asks how long the work took."""
+    step = rank_step(7, [(Phase.FORWARD, 10), (Phase.OTHER, 20)], start_ns=1000)
+    timed = part_of(0, step)._replace(device=DeviceStep(7, (1010, 1030), (2_000_000, 5_000_000)))
+
+    spans, _ = step_spans([timed, part_of(1, step)], "first")
+
+    def on_device(span: ReadableSpan) -> dict[str, Any]:
+        attributes = dict(span.attributes or {})
+        return {name: attributes[name] for name in attributes if name.startswith("training.device.")}
+
+    [forward, forward_elsewhere] = named(spans, "training.forward")
+    [other, _] = named(spans, "training.other")
+    [rank_span, _] = named(spans, "training.rank_step")
+    assert on_device(forward) == {"training.device.start": 0.0, "training.device.duration": 0.002}
+    assert on_device(other) == {"training.device.start": 0.002, "training.device.duration": 0.003}
+    assert on_device(rank_span) == {"training.device.duration": 0.005}
+    assert on_device(forward_elsewhere) == {}

@@ -187,6 +187,19 @@ def test_an_optimizer_that_runs_a_closure_has_only_its_own_time() -> None:
     ]
 
 
+def test_a_replayed_graph_can_end_a_step() -> None:
+    """It holds forward, backward and optimizer, and no hook of theirs is called."""
+    tape = MarkTape(now_ns=100)
+    tape.spend(Phase.DATA_WAIT, 5)
+    tape.mark(ENTER, Phase.GRAPH_REPLAY)
+    tape.now_ns += 8
+    tape.mark(STEP, Phase.OTHER, 0)
+
+    [step] = steps_of(tape)
+
+    assert phases_of(step) == [(Phase.DATA_WAIT, 5), (Phase.GRAPH_REPLAY, 8)]
+
+
 def test_microbatches_are_the_backward_passes_of_the_step() -> None:
     """With gradient accumulation one step holds several; each step counts its own."""
     tape = MarkTape()

@@ -1,7 +1,8 @@
 """Puts the hooks into torch once it has been imported, and opens the recording when the process is going to train."""
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from threading import get_ident
@@ -11,11 +12,13 @@ from typing import Any, TypeAlias
 
 from trainspan import settings
 from trainspan.guard import warn_once
+from trainspan.identity import trace_id_of
 from trainspan.record import untraced
-from trainspan.record.marker import make_marker
+from trainspan.record.marker import Marker, make_marker
 from trainspan.record.patches import Patches
 from trainspan.record.recorder import Recorder
 from trainspan.role import Role
+from trainspan.sampling import Sampling, sampling_from
 from trainspan.watch import watch
 
 _HOOKS = "trainspan.record.hooks"
@@ -84,19 +87,60 @@ def _place_backward(hook: ModuleType, recorder: Recorder, patches: Patches) -> N
 
 
 def _place_optimizer(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
-    # The optimizer hook tells the search for roots when a step has ended.
-    stepped: list[Callable[[], None]] = []
+    step_ends: list[Callable[[], None]] = []
 
     def place_forward() -> None:
         search = _hook("forward").install(recorder.marker, patches)
         recorder.on_begin(search.begin)
         if recorder.recording:
             search.begin()
-        stepped.append(search.step_ended)
+        step_ends.append(search.step_ended)
 
     _install_hook("forward", place_forward)
-    step_ended = stepped[0] if stepped else _nothing
-    hook.install(recorder.marker, patches, recorder.claim, step_ended)
+    hook.install(recorder.marker, patches, recorder.claim, step_ends)
+    _install_hook("cuda_graph", partial(_place_cuda_graph, recorder.marker, patches, step_ends))
+    _install_hook("device", partial(_await_device, recorder, step_ends))
+
+
+def _place_cuda_graph(marker: Marker, patches: Patches, step_ends: list[Callable[[], None]]) -> None:
+    _hook("cuda_graph").install(marker, patches, sys.modules["torch"].cuda.CUDAGraph, step_ends)
+
+
+def _await_device(recorder: Recorder, step_ends: list[Callable[[], None]]) -> None:
+    """Watch the device once the script uses one: torch keeps such calls until then, and a CPU's steps cost nothing."""
+
+    def place_device() -> None:
+        _install_hook("device_events", place_events)
+        _install_hook(
+            "allocator", lambda: step_ends.append(_hook("allocator").install(recorder.marker, recorder.event))
+        )
+
+    def place_events() -> None:
+        events = _hook("device_events")
+        takes = timed_steps(recorder, os.environ)
+        if takes is not None:
+            share = recorder.settings.device_share
+            recorder.event("device_events", from_step=recorder.marker.steps() + 1, share=share)
+            step_ends.append(events.install(recorder.marker, events.cuda(), takes, recorder.event))
+
+    sys.modules["torch"].cuda._lazy_call(place_device)
+
+
+def timed_steps(recorder: Recorder, environ: Mapping[str, str]) -> Callable[[int], bool] | None:
+    """Whether the step of a number is timed on the device; None: no step is."""
+    share = recorder.settings.device_share
+    sampling = sampling_from(environ)[0] if share is None else Sampling("traceidratio", share)
+    if sampling.off or share == 0:
+        return None
+
+    def takes(number: int) -> bool:
+        identity = recorder.identity
+        if identity is None:
+            return False
+        trace_id = trace_id_of(identity.run, identity.attempt, "step", number)
+        return sampling.reason_for_step(number, trace_id) is not None
+
+    return takes
 
 
 def _place_grad_clip(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
@@ -107,10 +151,6 @@ def _place_grad_clip(hook: ModuleType, recorder: Recorder, patches: Patches) -> 
             "grad_clip of FSDP1", lambda: hook.install_fsdp1(module, recorder.marker, patches)
         ),
     )
-
-
-def _nothing() -> None:
-    """Nobody waits for the end of a step."""
 
 
 _Placing: TypeAlias = Callable[[ModuleType, Recorder, Patches], None]

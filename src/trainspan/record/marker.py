@@ -44,6 +44,7 @@ class Marker(NamedTuple):
     `owner()`: the identity of the one that does.
     `steps()`: completed so far.
     `guard_optimizer(runs)`: `runs()` tells whether an optimizer's step is still on the stack.
+    `on_abort(action)`: call `action(phase)` each time an exception has left a phase.
     `watch(watcher)`: call `watcher(time_ns)` with the time of each mark, once it is stored; None: not any more.
     """
 
@@ -58,6 +59,7 @@ class Marker(NamedTuple):
     owner: Callable[[], int]
     steps: Callable[[], int]
     guard_optimizer: Callable[[Callable[[], bool]], None]
+    on_abort: Callable[[Callable[[int], None]], None]
     watch: Callable[[Callable[[int], None] | None], None]
 
 
@@ -81,6 +83,9 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
 
     def optimizer_runs() -> bool:
         return True
+
+    def aborted(phase: int, /) -> None:
+        """Nobody is told."""
 
     def turn() -> None:
         nonlocal position, stop, laps
@@ -132,8 +137,9 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
 
     def abort(outer: int) -> None:
         nonlocal current
-        current = outer
+        left, current = current, outer
         put(ABORT | outer)
+        aborted(left)
 
     def step(outer: int) -> None:
         nonlocal current, completed
@@ -178,11 +184,27 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         nonlocal optimizer_runs
         optimizer_runs = runs
 
+    def on_abort(action: Callable[[int], None]) -> None:
+        nonlocal aborted
+        aborted = action
+
     def watch(new: Callable[[int], None] | None) -> None:
         nonlocal watcher, stop
         watcher = new
         stop = position + 2 if new else end
 
     return Marker(
-        enter, resume, abort, step, attach, detach, adopt_thread, mine, owner_now, steps, guard_optimizer, watch
+        enter=enter,
+        resume=resume,
+        abort=abort,
+        step=step,
+        attach=attach,
+        detach=detach,
+        adopt_thread=adopt_thread,
+        mine=mine,
+        owner=owner_now,
+        steps=steps,
+        guard_optimizer=guard_optimizer,
+        on_abort=on_abort,
+        watch=watch,
     )

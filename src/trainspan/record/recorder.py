@@ -25,11 +25,18 @@ _MESSAGE_CHARACTERS_MAX = 1024
 
 
 class Recorder:
-    """Opens the recording on the first sign of training, and steps aside for good if that fails."""
+    """Opens the recording on the first sign of training, and steps aside for good if that fails.
+
+    Attributes:
+        marker: what the hooks call.
+        settings: in force.
+        identity: of what is or was recorded; None before that, and in a forked child.
+    """
 
     def __init__(self, marker: Marker, settings: Settings):
         self.marker = marker
         self.settings = settings
+        self.identity: Identity | None = None
         self._writer: RecordingWriter | None = None
         self._failed = False
         self._watching = False
@@ -95,6 +102,7 @@ class Recorder:
         # What this process starts inherits its rank, but is not that rank.
         os.environ[RANK_PID] = str(os.getpid())
         self._writer = writer
+        self.identity = identity
         self.marker.attach(writer.words, writer.capacity)
         for event in self._early_events:
             writer.append_event(event)
@@ -106,6 +114,7 @@ class Recorder:
     def _forget(self) -> None:
         """In a forked child: the recording is the parent's. A child that trains opens its own."""
         self.marker.detach()
+        self.identity = None
         if self._writer is not None:
             writer, self._writer = self._writer, None
             writer.abandon()

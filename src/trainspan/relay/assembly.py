@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from trainspan.identity import Identity
 from trainspan.relay.follower import RankFollower
 from trainspan.relay.signals.attempts import attempt_span, process_spans, segment_span
-from trainspan.relay.signals.logs import Record, died_record, exception_record
+from trainspan.relay.signals.logs import Record, died_record, exception_record, out_of_memory_record
 from trainspan.relay.signals.sampling import StepSampler
 from trainspan.relay.signals.spans import RankPart, Span, step_spans
 from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_times_of
@@ -61,10 +61,13 @@ class Assembly:
         self._output = Output([], [], 0)
         self._closed = False
 
-    def add_steps(self, follower: RankFollower, steps: list[RankStep], now_ns: int) -> None:
-        """Take over steps that one rank has completed."""
+    def add_steps(self, follower: RankFollower, steps: list[RankStep], now_ns: int, observed_unix_ns: int) -> None:
+        """Take over steps that one rank has completed, and what else it had to say."""
         for step in steps:
             self._add(_Part(follower, step, now_ns, None))
+        for event in follower.out_of_memory:
+            self._output.records.append(out_of_memory_record(follower.source, event, observed_unix_ns))
+        follower.out_of_memory.clear()
 
     def add_segments(self, follower: RankFollower, segments: Iterable[Segment]) -> None:
         """Take over stretches of training that are over; rank 0 speaks for all."""
@@ -130,10 +133,7 @@ class Assembly:
         patience_ns = PATIENCE_AFTER_END_NS if ended else PATIENCE_NS
         if now_ns - parts[0].since_ns > patience_ns:
             return True
-        return all(
-            follower.end is not None or (follower.last_number is not None and follower.last_number >= number)
-            for follower in self.followers
-        )
+        return all(follower.end is not None or _has_told(follower, number) for follower in self.followers)
 
     def _decide(self, number: int) -> None:
         parts = self._waiting.pop(number)
@@ -156,7 +156,9 @@ class Assembly:
             self._trace([part], reason)
 
     def _trace(self, parts: list[_Part], reason: str) -> None:
-        made = step_spans([RankPart(part.follower.source, part.step, part.end) for part in parts], reason)
+        made = step_spans(
+            [RankPart(p.follower.source, p.step, p.end, p.follower.device.of(p.step.number)) for p in parts], reason
+        )
         self._tell(made.spans, made.cut)
 
     def _tell_process(self, follower: RankFollower, end: ProcessEnd) -> None:
@@ -201,6 +203,12 @@ def _summarise(part: _Part, reason: str | None) -> None:
     if part.end is None:
         anchor = part.follower.source.anchor
         part.follower.summary.add(part.step, phase_times_of(part.step), anchor, reason)
+
+
+def _has_told(follower: RankFollower, number: int) -> bool:
+    """Whether a rank that lives has told everything of a step, its device included."""
+    last = follower.last_number
+    return last is not None and last >= number and not follower.device.awaits(number)
 
 
 def _left_by_exception(step: RankStep) -> bool:

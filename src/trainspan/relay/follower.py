@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from trainspan.recording.reader import RecordingReader
+from trainspan.relay.device_times import DeviceTimes
 from trainspan.relay.goodput.account import Account
 from trainspan.relay.otlp.resource import rank_resource
 from trainspan.relay.signals.aggregates import StepAggregates
@@ -14,6 +15,7 @@ from trainspan.relay.timeline.rank_summary import RankSummary
 from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_times_of
 from trainspan.relay.timeline.segments import Segment, Segments
 from trainspan.relay.timeline.steps import RankTimeline
+from trainspan.sampling import sampling_from
 
 _SETTLED_NS: Final = 5_000_000_000
 
@@ -33,6 +35,9 @@ class RankFollower:
         unfinished: the step it ended in; None while it lives, and if it ended in none.
         last_number: number of its last completed step; None before it.
         alive_ns: when it was last seen alive; None before that.
+        device: what its device says of its steps.
+        allocator: the counters of torch's allocator as last told; empty before that.
+        out_of_memory: allocations that failed, as told, until somebody takes them.
     """
 
     def __init__(self, reader: RecordingReader, environ: Mapping[str, str], aggregates: StepAggregates, *, own: bool):
@@ -49,6 +54,9 @@ class RankFollower:
         self.unfinished: RankStep | None = None
         self.last_number: int | None = None
         self.alive_ns: int | None = None
+        self.device = DeviceTimes(identity, sampling_from(environ)[0])
+        self.allocator: Mapping[str, Any] = {}
+        self.out_of_memory: list[Mapping[str, Any]] = []
         self._aggregates = aggregates
         self._own_aggregates = own
         self._last_step_end_ns: int | None = None
@@ -67,6 +75,8 @@ class RankFollower:
             times_ns = phase_times_of(step)
             self.account.charge(step, times_ns)
             self._aggregates.fold(step, times_ns)
+        for timed in self.device.pair(steps):
+            self._aggregates.fold_device(timed.device.phase_times(timed.step))
         if steps:
             self.last_number = steps[-1].number
             self._last_step_end_ns = steps[-1].end_ns
@@ -103,11 +113,19 @@ class RankFollower:
             self.account,
             None if self.end else now_ns,
             self._aggregates if self._own_aggregates else None,
+            self.allocator,
         )
 
     def _take_event(self, event: Mapping[str, Any]) -> None:
-        if event["event"] == "exception":
+        kind = event["event"]
+        if kind == "exception":
             self.exception = event
+        elif kind == "allocator":
+            self.allocator = event
+        elif kind == "out_of_memory":
+            self.out_of_memory.append(event)
+        else:
+            self.device.take(event)
         times = event.get("start_ns"), event.get("end_ns")
         if event["event"] == "import" and isinstance(times[0], int) and isinstance(times[1], int):
             self.torch_import_ns = times[0], times[1]

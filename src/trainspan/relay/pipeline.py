@@ -93,7 +93,7 @@ class Pipeline:
         assembly = self._assembly_of(reader.identity)
         self._count(sighting, now_ns)
         steps = follower.take(sighting)
-        assembly.add_steps(follower, steps, now_ns)
+        assembly.add_steps(follower, steps, now_ns, time.time_ns())
         assembly.add_segments(follower, follower.over_segments(steps, now_ns, live=sighting.ended is None))
         if sighting.ended == "closed":
             self._finish(follower, _orderly_end(follower), now_ns)

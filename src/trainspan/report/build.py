@@ -27,6 +27,7 @@ PHASE_ORDER: Final = (
     Phase.BACKWARD,
     Phase.GRAD_CLIP,
     Phase.OPTIMIZER,
+    Phase.GRAPH_REPLAY,
     Phase.VALIDATION,
     Phase.OTHER,
 )

@@ -8,7 +8,7 @@ subclass calling super().step()) counts once. Cost: 0.5 µs a step.
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
 from typing import Any
 
@@ -23,7 +23,9 @@ _OPTIMIZER = int(Phase.OPTIMIZER)
 _PATIENCE = 8
 
 
-def install(marker: Marker, patches: Patches, claim: Callable[[], bool], stepped: Callable[[], None]) -> None:
+def install(
+    marker: Marker, patches: Patches, claim: Callable[[], bool], step_ends: Iterable[Callable[[], None]]
+) -> None:
     """Mark every optimizer step, and the end of every step of training.
 
     Args:
@@ -31,13 +33,13 @@ def install(marker: Marker, patches: Patches, claim: Callable[[], bool], stepped
         patches: remembers the originals.
         claim: asks to record for the calling thread, which evidently trains, or is going to: it makes an optimizer;
             True if it now does.
-        stepped: called after each step of training.
+        step_ends: each is called after every step of training; more may join.
 
     Raises:
         AttributeError: this torch has no global optimizer hooks (before 2.1); there are then no steps to see.
     """
     lead = _Lead()
-    before, after = _hooks(marker, claim, stepped, lead)
+    before, after = _hooks(marker, claim, step_ends, lead)
     handles = (optim.register_optimizer_step_pre_hook(before), optim.register_optimizer_step_post_hook(after))
     for handle in handles:
         patches.on_undo(handle.remove)
@@ -82,7 +84,7 @@ class _Lead:
 
 
 def _hooks(
-    marker: Marker, claim: Callable[[], bool], stepped: Callable[[], None], lead: _Lead
+    marker: Marker, claim: Callable[[], bool], step_ends: Iterable[Callable[[], None]], lead: _Lead
 ) -> tuple[Callable[[Any, Any, Any], None], Callable[[Any, Any, Any], None]]:
     enter, resume, step, abort, mine = marker.enter, marker.resume, marker.step, marker.abort, marker.mine
     wrapper: CodeType | None = None
@@ -130,7 +132,8 @@ def _hooks(
         depth = 0
         if lead.is_led_by(optimizer):
             step(outer)
-            stepped()
+            for end in step_ends:
+                end()
         else:
             resume(outer)
 

@@ -4,7 +4,7 @@ An SDK instrument costs 3 to 6 µs a call; folding a whole step into these costs
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from opentelemetry.sdk.metrics.export import Buckets, ExponentialHistogramDataPoint, HistogramDataPoint
@@ -126,13 +126,15 @@ class StepAggregates:
     Attributes:
         step: of the step's duration.
         phases: by the number of the phase, of its exclusive time per step, over the steps that have it.
+        device: the same by the clock of the device, over the steps that were timed there.
     """
 
-    __slots__ = ("phases", "step")
+    __slots__ = ("device", "phases", "step")
 
     def __init__(self, kind: Callable[[], Aggregate]):
         self.step = kind()
         self.phases = tuple(kind() for _ in Phase)
+        self.device = tuple(kind() for _ in Phase)
 
     def fold(self, step: RankStep, phase_times_ns: Sequence[int]) -> None:
         """Count a completed step.
@@ -147,3 +149,12 @@ class StepAggregates:
         for aggregate, time_ns in zip(self.phases, phase_times_ns, strict=True):
             if time_ns:
                 aggregate.add(time_ns)
+
+    def fold_device(self, phase_times_ns: Mapping[int, int]) -> None:
+        """Count a step that was timed on the device.
+
+        Args:
+            phase_times_ns: of the device, by the number of the phase.
+        """
+        for phase, time_ns in phase_times_ns.items():
+            self.device[phase].add(time_ns)

@@ -1,4 +1,4 @@
-"""Log records of the two facts that end a run badly: an exception that nobody caught, and a death without a word."""
+"""Log records of what goes badly: an uncaught exception, a death without a word, a device that is out of memory."""
 
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
@@ -46,7 +46,7 @@ def exception_record(
     if isinstance(stack, list) and stack:
         attributes[EXCEPTION_STACKTRACE] = "\n".join(str(frame) for frame in stack[-MOST_FRAMES:])
     body = f"uncaught {kind}" if isinstance(kind, str) else "uncaught exception"
-    return _record(names.EVENT_EXCEPTION, body, source, event["ts"], observed_unix_ns, attributes, step)
+    return _record(names.EVENT_EXCEPTION, body, source, event["ts"], observed_unix_ns, attributes, _number(step))
 
 
 def died_record(source: RankSource, end: ProcessEnd, step: RankStep | None, observed_unix_ns: int) -> ReadableLogRecord:
@@ -61,7 +61,24 @@ def died_record(source: RankSource, end: ProcessEnd, step: RankStep | None, obse
     attributes: dict[str, str | int] = {names.END_REASON: end.reason}
     if step is not None:
         attributes[names.PHASE] = phase_of_end(step, end.reason).wire
-    return _record(names.EVENT_DIED, end.sentence(step), source, end.at_ns, observed_unix_ns, attributes, step)
+    return _record(names.EVENT_DIED, end.sentence(step), source, end.at_ns, observed_unix_ns, attributes, _number(step))
+
+
+def out_of_memory_record(source: RankSource, event: Mapping[str, Any], observed_unix_ns: int) -> ReadableLogRecord:
+    """The record of an allocation on the device that failed in a phase.
+
+    Args:
+        source: the rank.
+        event: from the event log: `ts`, `step`, `phase`. It is read with distrust.
+        observed_unix_ns: when the relay read it.
+    """
+    step, phase = event.get("step"), event.get("phase")
+    attributes: dict[str, str | int] = {names.PHASE: phase} if isinstance(phase, str) else {}
+    number = step if isinstance(step, int) else None
+    where = f"{phase} of step {step}" if number is not None else "an unknown step"
+    severity = SeverityNumber.ERROR
+    body = f"the device was out of memory in {where}"
+    return _record(names.EVENT_OUT_OF_MEMORY, body, source, event["ts"], observed_unix_ns, attributes, number, severity)
 
 
 def _record(
@@ -71,18 +88,19 @@ def _record(
     at_ns: int,
     observed_unix_ns: int,
     attributes: dict[str, str | int],
-    step: RankStep | None,
+    step: int | None,
+    severity: SeverityNumber = SeverityNumber.FATAL,
 ) -> ReadableLogRecord:
     identity = source.identity
     own: dict[str, str | int] = {names.RANK: identity.rank}
     if step is not None:
-        own[names.STEP] = step.number
+        own[names.STEP] = step
     record = LogRecord(
         timestamp=source.unix_of(at_ns),
         observed_timestamp=observed_unix_ns,
         context=_context_of(source, step),
-        severity_text="FATAL",
-        severity_number=SeverityNumber.FATAL,
+        severity_text=severity.name,
+        severity_number=severity,
         body=body,
         attributes={**own, **attributes},
         event_name=event_name,
@@ -90,10 +108,12 @@ def _record(
     return ReadableLogRecord(record, source.resource, SCOPE)
 
 
-def _context_of(source: RankSource, step: RankStep | None) -> Context:
+def _number(step: RankStep | None) -> int | None:
+    return None if step is None else step.number
+
+
+def _context_of(source: RankSource, step: int | None) -> Context:
     """The rank's part of the step; before the first step, the process."""
     identity = source.identity
-    span: SpanContext = (
-        process_context(source) if step is None else step_context(identity, step.number, "rank", identity.rank)
-    )
+    span: SpanContext = process_context(source) if step is None else step_context(identity, step, "rank", identity.rank)
     return set_span_in_context(NonRecordingSpan(span), Context())

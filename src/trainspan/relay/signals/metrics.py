@@ -8,7 +8,7 @@ Exponential histograms follow the same rule.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
@@ -49,7 +49,7 @@ _KINDS: Final[Mapping[str, Callable[[], Aggregate]]] = {
     "base2_exponential_bucket_histogram": ExponentialAggregate,
 }
 _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
-_HOST_CLOCK: Final = "host"
+_MEMORY_STATES: Final = {"reserved": "reserved_bytes", "active": "active_bytes", "allocated": "allocated_bytes"}
 
 
 def histogram_kind_from(environ: Mapping[str, str]) -> tuple[Callable[[], Aggregate], list[Problem]]:
@@ -95,6 +95,7 @@ class RankReading(NamedTuple):
     `now_ns`: monotonic time of the reading on the rank's host; None once the process has closed its recording, because
     the age of its last step means nothing then.
     `aggregates`: None if the rank shares those of its node.
+    `allocator`: the counters of torch's allocator on the device, by the names the rank gives them; empty: not known.
     """
 
     resource: Resource
@@ -105,6 +106,7 @@ class RankReading(NamedTuple):
     account: Account
     now_ns: int | None
     aggregates: StepAggregates | None
+    allocator: Mapping[str, Any] = {}
 
 
 class NodeReading(NamedTuple):
@@ -143,6 +145,7 @@ def rank_metrics(rank: RankReading, time_unix_ns: int) -> list[Metric]:
         *_numbers(names.GOODPUT, {None: rank.account.goodput}, span),
         *_numbers(names.PROGRESS_STEP, {None: rank.last_step}, span),
         *_numbers(names.LAST_STEP_AGE, {None: age_s}, span),
+        *_allocator(rank.allocator, span),
     ]
 
 
@@ -174,12 +177,29 @@ def _histograms(aggregates: StepAggregates | None, span: tuple[int, int]) -> lis
     if aggregates is None:
         return []
     phases = [
-        aggregate.point({names.PHASE: phase.wire, names.CLOCK: _HOST_CLOCK}, *span)
-        for phase, aggregate in zip(Phase, aggregates.phases, strict=True)
+        aggregate.point({names.PHASE: phase.wire, names.CLOCK: clock}, *span)
+        for clock, by_phase in (("host", aggregates.phases), ("device", aggregates.device))
+        for phase, aggregate in zip(Phase, by_phase, strict=True)
     ]
     return [
         *_histogram(names.STEP_DURATION, [aggregates.step.point({}, *span)]),
         *_histogram(names.PHASE_DURATION, phases),
+    ]
+
+
+def _allocator(counters: Mapping[str, Any], span: tuple[int, int]) -> list[Metric]:
+    """What the rank tells of the allocator, which is read with distrust."""
+
+    def count(name: str) -> int | None:
+        value = counters.get(name)
+        return value if isinstance(value, int) else None
+
+    usage = {state: value for state, name in _MEMORY_STATES.items() if (value := count(name)) is not None}
+    return [
+        *_numbers(names.ALLOCATOR_USAGE, usage, span),
+        *_numbers(names.ALLOCATOR_PEAK, {None: count("allocated_peak_bytes")}, span),
+        *_numbers(names.ALLOCATOR_RETRIES, {None: count("retries")}, span),
+        *_numbers(names.ALLOCATOR_OOMS, {None: count("ooms")}, span),
     ]
 
 

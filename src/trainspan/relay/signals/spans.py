@@ -17,7 +17,9 @@ from opentelemetry.trace import Link
 from opentelemetry.trace.status import Status, StatusCode
 
 from trainspan import names
+from trainspan.relay.signals.aggregates import NS_PER_S
 from trainspan.relay.signals.contexts import SCOPE, RankSource, attempt_context, step_context
+from trainspan.relay.timeline.device import DeviceStep, Stretch
 from trainspan.relay.timeline.records import Interval, ProcessEnd, RankStep, place_of_end
 
 MOST_SPANS: Final = 8000
@@ -31,11 +33,15 @@ _LEFT_BY_EXCEPTION: Final = Status(StatusCode.ERROR, "left by an exception")
 
 
 class RankPart(NamedTuple):
-    """One local rank's part of a step. `end`: how the process ended, if that was in this step."""
+    """One local rank's part of a step.
+
+    `end`: how the process ended, if that was in this step. `device`: what its device said of the step; None: nothing.
+    """
 
     source: RankSource
     step: RankStep
     end: ProcessEnd | None = None
+    device: DeviceStep | None = None
 
 
 class Spans(NamedTuple):
@@ -98,9 +104,9 @@ def _root(parts: Sequence[RankPart], because: str) -> ReadableSpan:
 
 
 def _rank_step(part: RankPart, because: str, left_out: int, *, root_is_remote: bool) -> ReadableSpan:
-    source, step, end = part
+    source, step, end, device = part
     identity = source.identity
-    attributes: dict[str, str | int] = {
+    attributes: dict[str, str | int | float] = {
         names.RANK: identity.rank,
         names.STEP: step.number,
         names.MICROBATCHES: step.microbatches,
@@ -108,6 +114,8 @@ def _rank_step(part: RankPart, because: str, left_out: int, *, root_is_remote: b
     }
     if end is not None:
         attributes[names.END_REASON] = end.reason
+    if device is not None:
+        attributes[names.DEVICE_DURATION] = device.duration_ns / NS_PER_S
     if left_out:
         attributes[names.SPANS_CUT] = left_out
     return ReadableSpan(
@@ -144,8 +152,9 @@ def _ended_in(part: RankPart) -> int | None:
 
 
 def _phases(part: RankPart, kept: set[int]) -> list[ReadableSpan]:
-    source, step, end = part
+    source, step, end, device = part
     identity = source.identity
+    stretches = device.stretches(step) if device is not None else (None,) * len(step.intervals)
     parent = step_context(identity, step.number, "rank", identity.rank)
     ended_in = _ended_in(part)
     seen: Counter[str] = Counter()
@@ -163,7 +172,12 @@ def _phases(part: RankPart, kept: set[int]) -> list[ReadableSpan]:
                 step_context(identity, step.number, "rank", identity.rank, name, ordinal),
                 parent,
                 source.resource,
-                {names.RANK: identity.rank, names.STEP: step.number, names.PHASE: interval.phase.wire},
+                {
+                    names.RANK: identity.rank,
+                    names.STEP: step.number,
+                    names.PHASE: interval.phase.wire,
+                    **_on_device(stretches[place]),
+                },
                 status=status,
                 start_time=source.unix_of(interval.start_ns),
                 end_time=source.unix_of(interval.end_ns),
@@ -171,6 +185,12 @@ def _phases(part: RankPart, kept: set[int]) -> list[ReadableSpan]:
             )
         )
     return spans
+
+
+def _on_device(stretch: Stretch | None) -> dict[str, float]:
+    if stretch is None:
+        return {}
+    return {names.DEVICE_START: stretch.start_ns / NS_PER_S, names.DEVICE_DURATION: stretch.duration_ns / NS_PER_S}
 
 
 def _status_of(interval: Interval) -> Status:

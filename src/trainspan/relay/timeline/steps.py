@@ -24,6 +24,8 @@ from trainspan.recording.layout import ABORT, CODE_MASK, ENTER, KIND_MASK, OPERA
 from trainspan.relay.timeline.records import Interval, RankStep
 
 _HOLDERS: Final = (Phase.OTHER, Phase.OPTIMIZER)
+_STEPPING: Final = (*_HOLDERS, Phase.GRAPH_REPLAY)
+"""Where a step can end: a graph can hold a whole one."""
 _KINDS: Final = (ENTER, RESUME, ABORT, STEP)
 
 
@@ -34,7 +36,7 @@ def _legal_in(phase: Phase) -> frozenset[int]:
     return frozenset(
         [ENTER | p for p in inner]
         + [kind | p for kind in (RESUME, ABORT) for p in outer]
-        + ([STEP | p for p in _HOLDERS] if phase in _HOLDERS else [])
+        + ([STEP | p for p in _HOLDERS] if phase in _STEPPING else [])
     )
 
 

@@ -1,0 +1,98 @@
+"""Replays of a graph, on a class that behaves as torch.cuda.CUDAGraph does."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from tests.unit.tapes import Tape, recording_marker
+from trainspan.names import Phase
+from trainspan.record.hooks import cuda_graph as hook
+from trainspan.record.marker import Marker
+from trainspan.record.patches import Patches
+
+
+class Graph:
+    """As torch.cuda.CUDAGraph. What is captured runs at once here, and nothing when it is replayed."""
+
+    def capture_begin(self, pool: object = None) -> None:
+        self.pool = pool
+
+    def capture_end(self) -> None:
+        self.captured = True
+
+    def replay(self) -> None:
+        if not hasattr(self, "captured"):
+            raise RuntimeError("replay of a graph that was never captured")
+
+
+class Watched(NamedTuple):
+    """The marker, its tape, and the steps after which the end of a step was told."""
+
+    marker: Marker
+    tape: Tape
+    ended: list[int]
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    """The hook in the class."""
+    marker, tape = recording_marker()
+    ended: list[int] = []
+    patches = Patches()
+    hook.install(marker, patches, Graph, [lambda: ended.append(marker.steps())])
+    yield Watched(marker, tape, ended)
+    patches.undo()
+
+
+def captured(work: Callable[[], None]) -> Graph:
+    """A graph of `work`."""
+    graph = Graph()
+    graph.capture_begin()
+    work()
+    graph.capture_end()
+    return graph
+
+
+def test_replay_is_a_phase(watched: Watched) -> None:
+    """It would show as the script's own code."""
+    graph = captured(lambda: None)
+
+    graph.replay()
+
+    assert watched.tape.written() == ["enter graph_replay", "resume other"]
+
+
+def test_replay_of_a_whole_step_ends_a_step(watched: Watched) -> None:
+    """No hook of the optimizer is called: a job that replays its steps would seem to hang."""
+    graph = captured(lambda: watched.marker.step(watched.marker.enter(Phase.OPTIMIZER)))
+
+    graph.replay()
+    graph.replay()
+
+    assert watched.tape.written()[2:] == [
+        "enter graph_replay",
+        "step other 1",
+        "enter graph_replay",
+        "step other 2",
+    ]
+    assert watched.ended == [2, 3]
+
+
+def test_replay_inside_a_forward_is_that_forward(watched: Watched) -> None:
+    """torch.compile replays graphs wherever it likes."""
+    graph = captured(lambda: None)
+
+    outer = watched.marker.enter(Phase.FORWARD)
+    graph.replay()
+    watched.marker.resume(outer)
+
+    assert watched.tape.written() == ["enter forward", "resume other"]
+
+
+def test_failed_replay_is_marked_and_passes_through(watched: Watched) -> None:
+    """The error is the script's."""
+    with pytest.raises(RuntimeError, match="never captured"):
+        Graph().replay()
+
+    assert watched.tape.written() == ["enter graph_replay", "abort other"]
