@@ -37,7 +37,17 @@ def test_phases_come_in_the_order_of_a_loop() -> None:
     (report,) = build_report(run_of(rank), FOLDER, 0.0).ranks
 
     names = [phase.phase for phase in report.phases]
-    assert names == ["data_wait", "h2d", "forward", "backward", "grad_clip", "optimizer", "validation", "other"]
+    assert names == [
+        "data_wait",
+        "h2d",
+        "forward",
+        "backward",
+        "grad_clip",
+        "optimizer",
+        "graph_replay",
+        "validation",
+        "other",
+    ]
 
 
 def test_slow_step_names_the_late_rank_before_those_that_waited() -> None:
