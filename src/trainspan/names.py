@@ -24,6 +24,8 @@ class Phase(IntEnum):
     VALIDATION = 6
     H2D = 7
     GRAPH_REPLAY = 8
+    CHECKPOINT_SAVE = 9
+    CHECKPOINT_LOAD = 10
 
     @property
     def wire(self) -> str:

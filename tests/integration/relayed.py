@@ -57,6 +57,11 @@ def train(script: str, *arguments: str, state: Path, environ: Mapping[str, str],
         ranks: under torchrun, with that many; None: plain Python.
     """
     launcher = [sys.executable] if ranks is None else [*TORCHRUN, f"--nproc-per-node={ranks}"]
+    return train_with(*launcher, str(SCRIPTS / script), *arguments, state=state, environ=environ)
+
+
+def train_with(*command: str, state: Path, environ: Mapping[str, str]) -> Ended:
+    """Run `command` to its end; what it trains is recorded below `state`."""
     everything = {
         **os.environ,
         "TRAINSPAN_ENABLED": "1",
@@ -66,7 +71,6 @@ def train(script: str, *arguments: str, state: Path, environ: Mapping[str, str],
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         **environ,
     }
-    command = [*launcher, str(SCRIPTS / script), *arguments]
     done = subprocess.run(command, env=everything, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return Ended(done.returncode, time.monotonic(), lines, done.stderr)

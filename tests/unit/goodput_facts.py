@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from trainspan.relay.goodput.facts import Activity, Alive, Begun, Ended, Fact, Loaded, Piece, Saved, Step
+from trainspan.relay.goodput.facts import Activity, Alive, Begun, Ended, Fact, Loaded, Piece, Saved, Step, StepRun
 from trainspan.relay.goodput.history import RunHistory
 from trainspan.relay.goodput.queries import THE_JOB, WHOLE, Scope, Window, account_ns
 from trainspan.relay.goodput.states import ACTIVITIES
@@ -40,6 +40,19 @@ def steps(
     for place, (start_ns, end_ns) in enumerate(pairwise(edges)):
         pieces = (Piece("data_wait", start_ns, start_ns + round(wait * S)),) if wait else ()
         yield Step(attempt, rank, first + place, start_ns, end_ns, pieces, first + place == recompiled)
+
+
+def as_runs(facts: Iterable[Fact]) -> list[Fact]:
+    """The same facts, with the steps of each life told as one run, where the first of them was."""
+    told: dict[tuple[int, int] | int, Fact | list[Step]] = {}
+    for place, fact in enumerate(facts):
+        if isinstance(fact, Step):
+            made = told.setdefault(fact[:2], [])
+            assert isinstance(made, list)
+            made.append(fact)
+        else:
+            told[place] = fact
+    return [StepRun.of(fact) if isinstance(fact, list) else fact for fact in told.values()]
 
 
 def begun(at: float, *, attempt: int = 0, rank: int = 0, node: str = "n0", in_run: bool = True) -> Begun:

@@ -25,6 +25,15 @@ def test_no_other_interval_does_better(rate: float, save: float, recovery: float
     assert other <= expected_ettr(rate, save, recovery, best) + 1e-12
 
 
+@pytest.mark.parametrize("factor", [0.5, 0.9, 0.99, 1.01, 1.1, 2.0])
+def test_best_interval_is_exact_where_saves_are_dear(factor: float) -> None:
+    """A failure every ten minutes, a minute to save: Young's formula would say 268 s."""
+    best = best_interval_s(1 / 600, save_s=60.0, recovery_s=60.0)
+
+    assert best == pytest.approx(math.sqrt(68_400) - 60)
+    assert expected_ettr(1 / 600, 60.0, 60.0, best * factor) < expected_ettr(1 / 600, 60.0, 60.0, best)
+
+
 @pytest.mark.parametrize(("rate", "save"), [(1e-6, 0.5), (1e-5, 0.1)])
 def test_best_interval_is_youngs_where_failures_are_rare(rate: float, save: float) -> None:
     """The paper's formula is the limit of ours."""

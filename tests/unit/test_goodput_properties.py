@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.goodput_facts import HISTORIES, HOSTILE, LONGEST_S, S, history_of, runs
+from tests.unit.goodput_facts import HISTORIES, HOSTILE, LONGEST_S, S, as_runs, history_of, runs
 from trainspan.relay.goodput.facts import Fact
 from trainspan.relay.goodput.history import JOB, RunHistory
 from trainspan.relay.goodput.life import Life
@@ -121,6 +121,20 @@ def test_asking_in_between_changes_no_answer(facts: list[Fact], times: list[int]
             answers_of(history, window)
 
     assert answers_of(history, window) == answers_of(history_of(facts), window)
+
+
+@given(facts=HISTORIES, times=TIMES, seed=st.integers(0, 1 << 32))
+def test_steps_told_as_a_run_say_the_same(facts: list[Fact], times: list[int], seed: int) -> None:
+    """Reading a ledger is three times as fast with them; they take a shorter way through the engine."""
+    window = Window(times[0], times[-1])
+    shuffled = as_runs(facts)
+    random.Random(seed).shuffle(shuffled)
+
+    in_order, in_any_order = history_of(as_runs(facts)), history_of(shuffled)
+
+    answers = answers_of(history_of(facts), window)
+    assert answers_of(in_order, window) == answers
+    assert answers_of(in_any_order, window) == answers
 
 
 @given(facts=runs(), times=TIMES)

@@ -16,6 +16,8 @@ def test_phase_numbers_are_fixed() -> None:
         "validation": 6,
         "h2d": 7,
         "graph_replay": 8,
+        "checkpoint_save": 9,
+        "checkpoint_load": 10,
     }
 
     numbers = {phase.wire: phase.value for phase in Phase}

@@ -46,6 +46,8 @@ def test_phases_come_in_the_order_of_a_loop() -> None:
         "optimizer",
         "graph_replay",
         "validation",
+        "checkpoint_save",
+        "checkpoint_load",
         "other",
     ]
 

@@ -15,6 +15,7 @@ from trainspan.errors import SettingError, TrainspanError
 COMMANDS = (
     Command("run", "Start training, recorded; ends with where to look.", "trainspan.cli.run"),
     Command("report", "Show a run: phases, slow steps, how each rank ended.", "trainspan.cli.report"),
+    Command("goodput", "Where the time went: productive, and every cause of lost time.", "trainspan.cli.goodput"),
     Command("demo", "Train the shipped example on this machine and show its report.", "trainspan.cli.demo"),
     Command("doctor", "Say what works here, what would go where, and what is missing.", "trainspan.cli.doctor"),
     Command("replay", "Deliver what is on disk to the OTLP endpoint, exactly once.", "trainspan.cli.replay"),

@@ -153,6 +153,20 @@ def _place_grad_clip(hook: ModuleType, recorder: Recorder, patches: Patches) -> 
     )
 
 
+def _place_checkpoint(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
+    def is_recording() -> bool:
+        return recorder.recording
+
+    hook.install(recorder.marker, patches, recorder.event, is_recording)
+    watch.add(
+        hook.DISTRIBUTED_MODULE,
+        lambda package, _: _install_hook(
+            "distributed checkpoint",
+            lambda: hook.install_distributed(package, recorder.marker, patches, recorder.event, is_recording),
+        ),
+    )
+
+
 _Placing: TypeAlias = Callable[[ModuleType, Recorder, Patches], None]
 
 _PLACES: dict[str, _Placing] = {
@@ -160,4 +174,5 @@ _PLACES: dict[str, _Placing] = {
     "backward": _place_backward,
     "grad_clip": _place_grad_clip,
     "optimizer": _place_optimizer,
+    "checkpoint": _place_checkpoint,
 }

@@ -18,6 +18,7 @@ from trainspan.relay.timeline.steps import RankTimeline
 from trainspan.sampling import sampling_from
 
 _SETTLED_NS: Final = 5_000_000_000
+_CHECKPOINT_STATES: Final = {"save": "checkpoint_save", "load": "checkpoint_load"}
 
 
 class RankFollower:
@@ -60,6 +61,7 @@ class RankFollower:
         self._aggregates = aggregates
         self._own_aggregates = own
         self._last_step_end_ns: int | None = None
+        self._early: list[tuple[int, int, str]] = []  # checkpoints that held the rank up before its first step
         self._reported_end = False
 
     def take(self, sighting: Sighting) -> list[RankStep]:
@@ -70,6 +72,7 @@ class RankFollower:
         self.summary.marks_lost += sighting.lost
         steps = self.timeline.feed(sighting.marks)
         if self.timeline.started:
+            self._charge_early(self.timeline.first_step_start_ns)
             self.account.start(self.timeline.first_step_start_ns)
         for step in steps:
             times_ns = phase_times_of(step)
@@ -94,6 +97,7 @@ class RankFollower:
         """Take over how the process ended; everything it wrote has been taken."""
         self.end = end
         unfinished = self.timeline.end(end.at_ns)
+        self._charge_early(end.at_ns)
         self.account.close(end, unfinished)
         # A loop that came to its end has begun a step it never meant to take: that is no step the process ended in.
         self.unfinished = unfinished if end.failed else None
@@ -129,3 +133,14 @@ class RankFollower:
         times = event.get("start_ns"), event.get("end_ns")
         if event["event"] == "import" and isinstance(times[0], int) and isinstance(times[1], int):
             self.torch_import_ns = times[0], times[1]
+        if event["event"] == "checkpoint" and event.get("blocking") is True and not self.timeline.started:
+            state = _CHECKPOINT_STATES.get(str(event.get("kind")))
+            if state and isinstance(times[0], int) and isinstance(times[1], int):
+                self._early.append((times[0], times[1], state))
+
+    def _charge_early(self, until_ns: int | None) -> None:
+        """Charge the checkpoints before the first step, now that it has started, or none will."""
+        early, self._early = self._early, []
+        for start_ns, end_ns, state in sorted(early):
+            if until_ns is not None and end_ns <= until_ns:
+                self.account.charge_before_steps(state, start_ns, end_ns)

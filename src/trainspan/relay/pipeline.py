@@ -1,6 +1,7 @@
 """One run on this node, from recordings to OTLP: the one place that joins the rooms of the relay."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from trainspan.errors import RecordingError
 from trainspan.identity import Identity
 from trainspan.recording.reader import RecordingReader
 from trainspan.relay.assembly import Assembly, Output
+from trainspan.relay.facts_of_run import RunLedger
 from trainspan.relay.follower import RankFollower
 from trainspan.relay.otlp.outlet import Outlet
 from trainspan.relay.otlp.resource import node_resource
@@ -77,6 +79,7 @@ class Pipeline:
         self._dying: list[_Dying] = []
         self._causes: dict[int, str] = {}  # by pid, what the launcher says ended it
         self._summary: Summary | None = None
+        self._ledger = RunLedger(folder, os.uname().nodename, self._started_unix_ns, log)
         self._retired: list[RecordingReader] = []
 
     def knows(self, reader: RecordingReader) -> bool:
@@ -93,6 +96,7 @@ class Pipeline:
         assembly = self._assembly_of(reader.identity)
         self._count(sighting, now_ns)
         steps = follower.take(sighting)
+        self._ledger.take(follower, steps, sighting.events, now_ns)
         assembly.add_steps(follower, steps, now_ns, time.time_ns())
         assembly.add_segments(follower, follower.over_segments(steps, now_ns, live=sighting.ended is None))
         if sighting.ended == "closed":
@@ -105,6 +109,7 @@ class Pipeline:
     def turn(self, now_ns: int) -> None:
         """Decide, export and write what is due."""
         self._bury(now_ns)
+        self._ledger.write(now_ns)  # before a recording that has ended is removed
         for assembly in self._assemblies.values():
             self._put(assembly.turn(now_ns))
         self._remove_retired()
@@ -124,6 +129,7 @@ class Pipeline:
     def close(self, now_ns: int, timeout_s: float) -> bool:
         """Hand out everything that is left; True if all of it was delivered within `timeout_s`."""
         self._bury(now_ns, wait_ns=0)
+        self._ledger.close()
         for assembly in self._assemblies.values():
             self._put(assembly.finish())
         self._put_metrics(now_ns)
@@ -179,6 +185,7 @@ class Pipeline:
 
     def _finish(self, follower: RankFollower, end: ProcessEnd, now_ns: int) -> None:
         follower.finish(end)
+        self._ledger.end(follower, end)
         self._assembly_of(follower.source.identity).add_end(follower, now_ns, time.time_ns())
         self._retired.append(follower.reader)
 

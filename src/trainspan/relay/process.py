@@ -1,8 +1,8 @@
 """The relay's life: who started it, what it serves, when it leaves.
 
-It looks at the recordings five times a second, and leaves when every recording it has seen is closed and what they
-held is delivered or safe on disk. A recording made while it was leaving is still served: the lock is let go first, and
-the directory looked at once more.
+It looks at the recordings five times a second and when a recorded process ends, and leaves when every recording it has
+seen is closed and what they held is delivered or safe on disk. A recording made while it was leaving is still served:
+the lock is let go first, and the directory looked at once more.
 """
 
 import atexit
@@ -17,6 +17,7 @@ from trainspan.clock import Clock, SystemClock
 from trainspan.errors import SettingError
 from trainspan.recording import places
 from trainspan.recording.reader import Refusal
+from trainspan.relay.deathwatch import Deathwatch
 from trainspan.relay.pipeline import Pipeline
 from trainspan.relay.tail import Sighting, Tail
 
@@ -59,6 +60,8 @@ class Relay:
         self._clock = clock or SystemClock()
         self._tail = Tail(recording_dir, _report_refusal, own)
         self._own = own is not None
+        # A process does not wait for its own end, and a clock that is not the system's keeps its own time.
+        self._deathwatch = Deathwatch() if own is None and clock is None else None
         self._pipelines: dict[str, Pipeline] = {}
         self.recordings = 0
 
@@ -72,7 +75,13 @@ class Relay:
                 idle_since_ns = now_ns
             elif now_ns - idle_since_ns > (LINGER_S if self.recordings else FIRST_RECORDING_S) * 1e9:
                 return
+            self._rest()
+
+    def _rest(self) -> None:
+        if self._deathwatch is None:
             self._clock.sleep(LOOK_INTERVAL_S)
+        else:
+            self._deathwatch.sleep(LOOK_INTERVAL_S, self._tail.pids())
 
     def look(self) -> None:
         """Take over what is new in every recording."""
@@ -83,6 +92,8 @@ class Relay:
 
     def close(self) -> bool:
         """Deliver what is left, within CLOSE_S; True if nothing remains to be delivered."""
+        if self._deathwatch is not None:
+            self._deathwatch.close()
         now_ns = self._clock.monotonic_ns()
         # A list first: each is to be closed, also behind one that could not deliver.
         delivered = [pipeline.close(now_ns, CLOSE_S) for pipeline in self._pipelines.values()]

@@ -51,6 +51,10 @@ class Tail:
         """Recordings whose process has not ended."""
         return len(self._open)
 
+    def pids(self) -> set[int]:
+        """Of the processes whose recordings are open; those of this process's own host, as its namespace has them."""
+        return {reader.identity.pid for reader in self._open.values()}
+
     def _admit(self, path: Path) -> None:
         opened = open_recording(path)
         if isinstance(opened, Refusal):

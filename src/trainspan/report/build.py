@@ -29,6 +29,8 @@ PHASE_ORDER: Final = (
     Phase.OPTIMIZER,
     Phase.GRAPH_REPLAY,
     Phase.VALIDATION,
+    Phase.CHECKPOINT_SAVE,
+    Phase.CHECKPOINT_LOAD,
     Phase.OTHER,
 )
 

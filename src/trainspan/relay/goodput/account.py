@@ -3,8 +3,10 @@
 What is charged when:
 
 * `init`: until the first step starts; the whole life of a process that never took one.
-* In a completed step: waiting for a batch is `data_wait`, validation is `validation`, everything else is `productive`.
-* After the last step, until an orderly close: `shutdown`, but for the validation in it, which stays `validation`.
+* A checkpoint loaded or saved before that: `checkpoint_load`, `checkpoint_save`.
+* In a completed step: waiting for a batch is `data_wait`, validation is `validation`, a checkpoint as before,
+  everything else is `productive`.
+* After the last step, until an orderly close: `shutdown`, but for validation and checkpoints, which stay themselves.
 * `unaccounted`: the unfinished last step of a process that died or raised, the time of steps whose marks were lost,
   and what a process did that entered phases and completed no step.
 
@@ -19,11 +21,16 @@ from typing import Final
 from trainspan.names import Phase
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 
-_STATE_OF: Final = tuple(
-    {Phase.DATA_WAIT: "data_wait", Phase.VALIDATION: "validation"}.get(phase, "productive") for phase in Phase
-)
-_STATE_AFTER_STEPS: Final = tuple("validation" if phase is Phase.VALIDATION else "shutdown" for phase in Phase)
-_STATE_WITHOUT_STEPS: Final = tuple("validation" if phase is Phase.VALIDATION else "unaccounted" for phase in Phase)
+_ALWAYS: Final = {
+    Phase.VALIDATION: "validation",
+    Phase.CHECKPOINT_SAVE: "checkpoint_save",
+    Phase.CHECKPOINT_LOAD: "checkpoint_load",
+}
+"""Phases that are a state of their own, wherever they come."""
+
+_STATE_OF: Final = tuple({**_ALWAYS, Phase.DATA_WAIT: "data_wait"}.get(phase, "productive") for phase in Phase)
+_STATE_AFTER_STEPS: Final = tuple(_ALWAYS.get(phase, "shutdown") for phase in Phase)
+_STATE_WITHOUT_STEPS: Final = tuple(_ALWAYS.get(phase, "unaccounted") for phase in Phase)
 
 
 class Account:
@@ -46,6 +53,11 @@ class Account:
         if not self._started and at_ns is not None:
             self._charge("init", at_ns)
         self._started = True
+
+    def charge_before_steps(self, state: str, start_ns: int, end_ns: int) -> None:
+        """Charge `state` from `start_ns` to `end_ns`, and what is open before it as `init`: no step has started yet."""
+        self._charge("init", start_ns)
+        self._charge(state, end_ns)
 
     def charge(self, step: RankStep, phase_times_ns: Sequence[int]) -> None:
         """Charge a completed step, and what lies between it and the step before as `unaccounted`.

@@ -75,6 +75,23 @@ class StepRun(NamedTuple):
     firsts_ns: Sequence[int]
     lasts_ns: Sequence[int]
 
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> "StepRun":
+        """The columns of some steps of one rank in one attempt, at least one."""
+        pieces = [piece for step in steps for piece in step.pieces]
+        return cls(
+            attempt=steps[0].attempt,
+            rank=steps[0].rank,
+            numbers=[step.number for step in steps],
+            starts_ns=[step.start_ns for step in steps],
+            ends_ns=[step.end_ns for step in steps],
+            flags=[step.steps << 2 | step.recompiled << 1 | step.complete for step in steps],
+            counts=[len(step.pieces) for step in steps],
+            states=[piece.state for piece in pieces],
+            firsts_ns=[piece.start_ns for piece in pieces],
+            lasts_ns=[piece.end_ns for piece in pieces],
+        )
+
     def told(self) -> list[Step]:
         """The steps, one by one."""
         pieces = map(Piece, self.states, self.firsts_ns, self.lasts_ns)

@@ -252,7 +252,7 @@ def _packed_lines(facts: Iterable[Fact]) -> Iterator[bytes]:
             others[fact] = None
     yield from map(line_of, others)
     for made in steps.values():
-        yield from map(_packed, map(_run_of, _bunches(sorted(made, key=lambda step: step[2:5]))))
+        yield from map(_packed, map(StepRun.of, _bunches(sorted(made, key=lambda step: step[2:5]))))
 
 
 def _bunches(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
@@ -265,22 +265,6 @@ def _bunches(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
             first, pieces = place, len(step.pieces)
     if first < len(steps):
         yield steps[first:]
-
-
-def _run_of(steps: Sequence[Step]) -> StepRun:
-    """The columns of some steps of one rank."""
-    pieces = [piece for step in steps for piece in step.pieces]
-    return StepRun(
-        *steps[0][:2],
-        numbers=[step.number for step in steps],
-        starts_ns=[step.start_ns for step in steps],
-        ends_ns=[step.end_ns for step in steps],
-        flags=[step.steps << 2 | step.recompiled << 1 | step.complete for step in steps],
-        counts=[len(step.pieces) for step in steps],
-        states=[piece.state for piece in pieces],
-        firsts_ns=[piece.start_ns for piece in pieces],
-        lasts_ns=[piece.end_ns for piece in pieces],
-    )
 
 
 def _packed(run: StepRun) -> bytes:

@@ -131,8 +131,8 @@ class Life:
         self._change(self.alive_ns)
 
     def forget(self, time_ns: int) -> None:
-        """Drop what the track and the steps hold from `time_ns` on; they are about to be made again."""
-        self._touch(time_ns)
+        """Drop what the track holds from `time_ns` on, and the steps that end then or later: they are made again."""
+        self.excess.forget(time_ns - 1)
         self.track.cut(time_ns)
         self.steps.cut(time_ns)
 

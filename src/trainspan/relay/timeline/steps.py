@@ -2,7 +2,8 @@
 
 How the cut is made:
 
-* A step runs from the end of the step before it to its own STEP mark. The first one starts at the first ENTER mark.
+* A step runs from the end of the step before it to its own STEP mark. The first one starts at the first ENTER mark
+  that is not of a checkpoint: loading one belongs to the init.
 * From one mark to the next the rank is in exactly one phase: the one the earlier mark names. That is exclusive time:
   an optimizer that runs a closure is OPTIMIZER only outside the forward and backward in it.
 * OTHER directly between the end of a DATA_WAIT and the start of a FORWARD is H2D: in a plain loop the batch goes to
@@ -61,6 +62,9 @@ _TASKS: Final = {
 _MEANING: Final = {
     code: (Phase(code & PHASE_MASK), _LEGAL[Phase(code & PHASE_MASK)], _TASKS.get(code, _NOTHING)) for code in _ANY
 }
+
+_BEFORE_STEPS: Final = frozenset({ENTER | Phase.CHECKPOINT_SAVE, ENTER | Phase.CHECKPOINT_LOAD})
+"""Marks that begin no step."""
 
 _BEFORE_ALL_TIME: Final = -(1 << 63)
 
@@ -152,7 +156,7 @@ class RankTimeline:
                 continue
             self._since_ns = self.last_mark_ns = max(marks[index], self._since_ns)
             self.phase_now = meaning[0]
-            if marks[index + 1] & KIND_MASK in starts:
+            if marks[index + 1] & KIND_MASK in starts and marks[index + 1] & CODE_MASK not in _BEFORE_STEPS:
                 self._begin(marks[index + 1])
                 return index + 2
         return len(marks)

@@ -1,0 +1,135 @@
+"""`trainspan goodput`: where the time of a run went, in any window, live or afterwards, from its ledger or a log."""
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from trainspan.cli.command import OK, add_dir, settings_of, with_dir
+from trainspan.errors import SettingError
+from trainspan.relay.goodput.queries import Window
+from trainspan.report.folder import find_run
+from trainspan.report.goodput import Question, Source, answer, from_ledger, from_ml_goodput, to_json
+from trainspan.report.goodput_view import render
+from trainspan.report.render import console_for
+from trainspan.settings import state_dir
+
+EXAMPLES = """\
+examples:
+  trainspan goodput                              the newest run, also while it runs
+  trainspan goodput llama-7 --by rank
+  trainspan goodput --since 2026-11-21T08:00 --until 2026-11-21T20:00
+  trainspan goodput --window 1h --window 24h --json | jq .rolling
+  trainspan goodput log.jsonl --input ml-goodput
+
+T is ISO 8601 (without a zone: local time) or Unix seconds. Every second of the
+window is in exactly one state; the states add up to the total. The time of a run
+that goes on ends with its last sign of life.
+"""
+
+ML_GOODPUT: Final = "ml-goodput"
+
+_NS: Final = 1_000_000_000
+_LAST_UNIX_S: Final = 1 << 32
+_UNITS_S: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `trainspan goodput`."""
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="a run id, the beginning of one, or a run folder (default: the newest); with --input: a file",
+    )
+    parser.add_argument("--input", choices=(ML_GOODPUT,), help="read a log of Google's ml-goodput-measurement instead")
+    parser.add_argument("--job", metavar="NAME", help="with --input: which job, where the log holds several")
+    parser.add_argument("--since", metavar="T", type=time_ns, help="only from this time on")
+    parser.add_argument("--until", metavar="T", type=time_ns, help="only before this time")
+    parser.add_argument(
+        "--exclude", metavar="A/B", type=stretch_ns, action="append", default=[], help="leave out the time from A to B"
+    )
+    parser.add_argument(
+        "--window", metavar="LENGTH", type=length_ns, action="append", default=[], help="also the last 90s, 15m, 1h, 7d"
+    )
+    parser.add_argument("--by", choices=("attempt", "rank", "node"), help="also one answer for each")
+    parser.add_argument("--json", action="store_true", help="as JSON; the keys stay (docs/goodput.md)")
+    add_dir(parser)
+
+
+def execute(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Print the answer."""
+    question = _question(arguments)
+    said = answer(_source(arguments, environ), question)
+    if arguments.json:
+        print(json.dumps(to_json(said), indent=2))
+    else:
+        console = console_for()
+        console.print(render(said, encoding=console.encoding))
+    return OK
+
+
+def _question(arguments: argparse.Namespace) -> Question:
+    since_ns, until_ns = arguments.since, arguments.until
+    if since_ns is not None and until_ns is not None and since_ns >= until_ns:
+        raise SettingError(f"--since {since_ns / _NS:.0f} is not before --until {until_ns / _NS:.0f} (Unix seconds)")
+    window = Window(since_ns, until_ns, tuple(arguments.exclude))
+    return Question(window, tuple(dict.fromkeys(arguments.window)), arguments.by)
+
+
+def _source(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Source:
+    if arguments.input is None:
+        if arguments.job is not None:
+            raise SettingError("--job is for a log read with --input ml-goodput; name a run by its id instead")
+        environ = with_dir(environ, arguments.dir)
+        return from_ledger(find_run(Path(state_dir(settings_of(environ), environ)), arguments.run))
+    if arguments.run is None:
+        raise SettingError(f"--input {arguments.input} needs the file: trainspan goodput FILE --input ml-goodput")
+    return from_ml_goodput(Path(arguments.run), arguments.job)
+
+
+def time_ns(text: str) -> int:
+    """`text`, ISO 8601 or Unix seconds, as Unix ns; for argparse."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = _iso_seconds(text)
+    if not 0 <= seconds < _LAST_UNIX_S:  # what is no number is not either
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time; use ISO 8601 (2026-11-21T08:00:00Z) or Unix seconds (1795248000)"
+        )
+    return round(seconds * _NS)
+
+
+def _iso_seconds(text: str) -> float:
+    """Unix seconds of an ISO 8601 time, NaN if it is none."""
+    try:
+        # Python 3.10 knows no Z.
+        return datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return math.nan
+
+
+def stretch_ns(text: str) -> tuple[int, int]:
+    """`A/B` as Unix ns; for argparse."""
+    first, slash, last = text.partition("/")
+    if not slash:
+        raise argparse.ArgumentTypeError(f"{text!r} is no stretch; use two times with a slash between them: A/B")
+    start_ns, end_ns = time_ns(first), time_ns(last)
+    if start_ns >= end_ns:
+        raise argparse.ArgumentTypeError(f"{text!r} does not end after its beginning; use A/B with A before B")
+    return start_ns, end_ns
+
+
+def length_ns(text: str) -> int:
+    """`1h` in ns; for argparse."""
+    parts = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([a-z]*)", text)
+    unit_s = _UNITS_S.get(parts[2]) if parts else None
+    length = round(float(parts[1]) * unit_s * _NS) if parts and unit_s else 0
+    if length <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no length of time; use seconds, or 90s, 15m, 1h, 7d")
+    return length

@@ -1,0 +1,216 @@
+"""What the relay sees of the local ranks, as facts in the run's ledger: what `trainspan goodput` answers from.
+
+    a process is seen          Begun, and `init` from its start until its first step
+    a step is completed        Step; its checkpoint phases as activities of their own
+    a checkpoint succeeded     Saved: it holds every step below the one that was next when the call began
+    a checkpoint was loaded    Loaded: its name tells which save it is
+    nothing, for a while       Alive
+    a process has ended        the unfinished step, and Ended
+
+A relay that starts anew reads the recordings again and tells the same facts again, which changes nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from trainspan.errors import RecordingRefused
+from trainspan.names import Phase
+from trainspan.recording import places
+from trainspan.relay.follower import RankFollower
+from trainspan.relay.goodput.facts import Activity, Alive, Begun, Ended, Fact, Loaded, Saved, step_of
+from trainspan.relay.goodput.ledger import LedgerWriter
+from trainspan.relay.timeline.records import ProcessEnd, RankStep
+
+LEDGER: Final = "ledger"
+"""Folder of the ledger in the run folder."""
+
+SILENCE_NS: Final = 10_000_000_000
+"""A rank that lives and tells nothing for so long is said to be alive."""
+
+SYNC_INTERVAL_NS: Final = 5_000_000_000
+"""What a power cut may take; what a SIGKILL takes is nothing."""
+
+MOST_WAITING: Final = 100_000
+"""Facts kept while the disk does not take them: about 30 MB."""
+
+LEAST_SHARE: Final = 0.1
+"""A file much smaller than the largest save of its process is a part of a checkpoint (the state of a random generator,
+a list of scores), not one that training resumes from."""
+
+_STATES: Final = {Phase.CHECKPOINT_SAVE: "checkpoint_save", Phase.CHECKPOINT_LOAD: "checkpoint_load"}
+_STATE_OF_KIND: Final = {"save": "checkpoint_save", "load": "checkpoint_load"}
+_NAME_CHARACTERS: Final = 64
+
+
+class RankFacts:
+    """Tells of one process."""
+
+    def __init__(self, follower: RankFollower, now_ns: int):
+        self._follower = follower
+        self._key = follower.source.identity.attempt, follower.source.identity.rank
+        self._unix_of = follower.source.anchor.unix_of
+        self._begun_ns = follower.reader.process_start_ns
+        self._told_init = False
+        self._largest_bytes = 0
+        self._looks = 0
+        self._told_ns = now_ns
+
+    def begun(self) -> list[Fact]:
+        """The process has been seen; what it does until its first step is `init`, as far as is known."""
+        identity, at_ns = self._follower.source.identity, self._unix_of(self._begun_ns)
+        return [
+            Begun(*self._key, at_ns, identity.host, identity.world_size),
+            Activity(*self._key, "init", at_ns, None),
+        ]
+
+    def seen(self, steps: Sequence[RankStep], events: Sequence[Mapping[str, Any]], now_ns: int) -> list[Fact]:
+        """What one look at the recording gave."""
+        facts = [fact for event in events if event.get("event") == "checkpoint" for fact in self._checkpoint(event)]
+        start_ns = self._follower.timeline.first_step_start_ns
+        if start_ns is not None:
+            facts += self._init_until(start_ns)
+        for step in steps:
+            facts += self._step(step)
+        self._looks += 1
+        if facts:
+            self._told_ns = now_ns
+        elif now_ns - self._told_ns >= SILENCE_NS:
+            self._told_ns = now_ns
+            facts.append(Alive(*self._key, self._unix_of(now_ns)))
+        return facts
+
+    def ended(self, end: ProcessEnd) -> list[Fact]:
+        """The process is gone; everything it wrote has been told."""
+        at_ns = self._end_ns(end)
+        follower = self._follower
+        unfinished = follower.timeline.end(at_ns)
+        facts = self._step(unfinished) if unfinished is not None else []
+        if not follower.timeline.started:
+            facts += self._init_until(at_ns)
+        return [*facts, Ended(*self._key, self._unix_of(at_ns), not end.failed)]
+
+    def _end_ns(self, end: ProcessEnd) -> int:
+        """When the process ended; who was dead when first looked at, may have been so for days."""
+        timeline = self._follower.timeline
+        if end.reason != "died" or self._looks > 1:
+            return end.at_ns
+        return max(timeline.last_mark_ns or 0, self._begun_ns)
+
+    def _init_until(self, until_ns: int) -> list[Fact]:
+        if self._told_init:
+            return []
+        self._told_init = True
+        return [Activity(*self._key, "init", self._unix_of(self._begun_ns), self._unix_of(until_ns))]
+
+    def _step(self, step: RankStep) -> list[Fact]:
+        facts: list[Fact] = [step_of(step, *self._key, self._follower.source.anchor)]
+        for phase, start_ns, end_ns, _failed in step.intervals:
+            if phase in _STATES and start_ns < end_ns:
+                facts.append(Activity(*self._key, _STATES[phase], self._unix_of(start_ns), self._unix_of(end_ns)))
+        return facts
+
+    def _checkpoint(self, event: Mapping[str, Any]) -> list[Fact]:
+        """The facts in an event, which is read with distrust."""
+        kind, name, step = event.get("kind"), event.get("file"), event.get("step")
+        start_ns, end_ns = event.get("start_ns"), event.get("end_ns")
+        if kind not in _STATE_OF_KIND or not isinstance(name, str):
+            return []
+        if not (isinstance(step, int) and isinstance(start_ns, int) and isinstance(end_ns, int)):
+            return []
+        if step < 0 or not 0 <= start_ns <= end_ns < 1 << 62:
+            return []
+        facts: list[Fact] = []
+        first_ns = self._follower.timeline.first_step_start_ns
+        # Within steps the marks tell; before the first there may have been nobody to mark.
+        if event.get("blocking") is True and (first_ns is None or end_ns <= first_ns):
+            times = self._unix_of(max(start_ns, self._begun_ns)), self._unix_of(max(end_ns, self._begun_ns))
+            facts.append(Activity(*self._key, _STATE_OF_KIND[kind], *times))
+        if event.get("ok") is True:
+            at_ns = self._unix_of(end_ns)
+            if kind == "load":
+                facts.append(Loaded(*self._key, at_ns, None, name[:_NAME_CHARACTERS]))
+            elif self._counts(event.get("bytes")):
+                facts.append(Saved(*self._key, at_ns, step, name[:_NAME_CHARACTERS]))
+        return facts
+
+    def _counts(self, size_bytes: Any) -> bool:
+        """Whether a save of that size is one to resume from."""
+        if not isinstance(size_bytes, int):
+            return True  # not a single file: a distributed checkpoint
+        self._largest_bytes = max(self._largest_bytes, size_bytes)
+        return size_bytes >= LEAST_SHARE * self._largest_bytes
+
+
+class RunLedger:
+    """The facts of this node's ranks on their way into the ledger.
+
+    Args:
+        folder: the run folder.
+        node: this host.
+        began_unix_ns: when this relay began; part of the file's name.
+        log: told once what keeps the ledger from being written.
+    """
+
+    def __init__(self, folder: Path, node: str, began_unix_ns: int, log: Callable[[str], None]):
+        self._folder = folder / LEDGER
+        self._node = node
+        self._began_unix_ns = began_unix_ns
+        self._log = log
+        self._writer: LedgerWriter | None = None
+        self._ranks: dict[Path, RankFacts] = {}
+        self._waiting: list[Fact] = []
+        self._synced_ns = 0
+        self._unsynced = False
+        self._failed = False
+        self.dropped = 0
+
+    def take(self, follower: RankFollower, steps: Sequence[RankStep], events: Sequence[Any], now_ns: int) -> None:
+        """Take over what one look at a recording gave."""
+        facts = self._ranks.get(follower.reader.path)
+        if facts is None:
+            facts = self._ranks[follower.reader.path] = RankFacts(follower, now_ns)
+            self._waiting += facts.begun()
+        self._waiting += facts.seen(steps, events, now_ns)
+
+    def end(self, follower: RankFollower, end: ProcessEnd) -> None:
+        """Take over the end of a process."""
+        facts = self._ranks.pop(follower.reader.path, None)
+        if facts is not None:
+            self._waiting += facts.ended(end)
+
+    def write(self, now_ns: int) -> None:
+        """Put what was taken over into the file; what the disk refuses is tried again the next time."""
+        try:
+            if self._waiting:
+                self._open().append(self._waiting)
+                self._waiting.clear()
+                self._unsynced = True
+            if self._unsynced and self._writer and now_ns - self._synced_ns >= SYNC_INTERVAL_NS:
+                self._synced_ns, self._unsynced = now_ns, False
+                self._writer.sync()
+        except (OSError, RecordingRefused) as error:
+            self._refused(error)
+
+    def close(self) -> None:
+        """Write what is left and finish the file."""
+        self.write(self._synced_ns + SYNC_INTERVAL_NS)
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            try:
+                writer.close()
+            except OSError as error:
+                self._refused(error)
+
+    def _open(self) -> LedgerWriter:
+        if self._writer is None:
+            self._writer = LedgerWriter(places.make_private(self._folder), self._node, self._began_unix_ns)
+        return self._writer
+
+    def _refused(self, error: Exception) -> None:
+        beyond = max(len(self._waiting) - MOST_WAITING, 0)
+        del self._waiting[:beyond]
+        self.dropped += beyond
+        if not self._failed:
+            self._failed = True
+            self._log(f"{self._folder} cannot be written ({error}); `trainspan goodput` will not see the newest steps")

@@ -1,0 +1,248 @@
+"""`trainspan goodput`: what it accepts, what it refuses, and what it says, on ledgers and logs made by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.goodput_facts import S, activity, begun, ended, steps
+from trainspan.cli.goodput import length_ns, stretch_ns, time_ns
+from trainspan.cli.main import main
+from trainspan.relay.goodput.facts import Fact
+from trainspan.relay.goodput.ledger import LedgerWriter
+
+KEYS = {
+    "schema",
+    "version",
+    "source",
+    "goodput",
+    "total_s",
+    "productive_s",
+    "badput_s",
+    "unaccounted_s",
+    "excluded_s",
+    "disruptions",
+    "planned_stops",
+    "planned_stop_s",
+    "steps",
+    "steps_lost",
+    "last_step",
+    "began_unix_s",
+    "ended_unix_s",
+    "window",
+    "unread",
+    "recoveries",
+    "recovery_s",
+    "pace",
+    "ettr",
+    "projection",
+    "rolling",
+}
+
+ENTRIES: list[dict[str, Any]] = [
+    {"job_start_time": 1000.0},
+    {"step_count": 0, "step_start_time": 1010.0},
+    {"step_count": 1, "step_start_time": 1020.0},
+    {"step_count": 2, "step_start_time": 1030.0},
+    {"job_end_time": 1040.0},
+]
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state directory that the command looks in."""
+    monkeypatch.setenv("TRAINSPAN_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+def leave_ledger(state: Path, *facts: Fact, run: str = "demo") -> Path:
+    """What a relay leaves of a run; its folder."""
+    folder = state / "runs" / run
+    (folder / "ledger").mkdir(parents=True)
+    writer = LedgerWriter(folder / "ledger", "n0", 1)
+    writer.append(facts)
+    writer.close()
+    return folder
+
+
+def one_restart() -> list[Fact]:
+    """100 s: 10 s of init, 3 steps, a kill, 20 s until the next life, 10 s of init; steps 2 and 3, an orderly end."""
+    return [
+        begun(1000),
+        activity("init", 1000, 1010),
+        *steps(0, [1010, 1020, 1030, 1040]),
+        ended(1050),
+        begun(1070, attempt=1),
+        activity("init", 1070, 1080, attempt=1),
+        *steps(2, [1080, 1090, 1100], attempt=1),
+        ended(1100, attempt=1, orderly=True),
+    ]
+
+
+def write_log(path: Path, entries: list[dict[str, Any]], job: str = "job") -> Path:
+    """A log of ml-goodput-measurement."""
+    path.write_text("".join(json.dumps({"job_name": job} | entry) + "\n" for entry in entries), encoding="utf-8")
+    return path
+
+
+def said_json(*words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The JSON that `trainspan goodput WORDS --json` prints."""
+    code = main(["goodput", *words, "--json"])
+    shown = capsys.readouterr()
+    assert (code, shown.err) == (0, "")
+    said: dict[str, Any] = json.loads(shown.out)
+    return said
+
+
+def test_json_has_its_keys_and_adds_up(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Programs read it: the keys stay, and the states are the whole of the time."""
+    leave_ledger(state, *one_restart())
+
+    said = said_json(capsys=capsys)
+
+    assert set(said) == KEYS
+    assert (said["schema"], said["version"], said["source"]) == ("trainspan.goodput", 1, "demo")
+    assert said["total_s"] == 100 == said["productive_s"] + sum(said["badput_s"].values())
+    assert said["badput_s"] == {"init": 20.0, "lost_work": 20.0, "restart": 20.0}
+    assert (said["goodput"], said["disruptions"], said["last_step"], said["steps_lost"]) == (0.4, 1, 3, 1)
+    assert said["recovery_s"] == 30.0
+    assert said["recoveries"][0]["resumed_step"] == 2
+
+
+def test_window_exclusion_and_axis_reach_the_engine(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An option that changes nothing is worse than none."""
+    leave_ledger(state, *one_restart())
+    window = ["--since", "1010", "--until", "1100", "--exclude", "1040/1080"]
+
+    said = said_json("demo", *window, "--window", "20s", "--by", "attempt", capsys=capsys)
+
+    assert said["window"] == {"since": 1010.0, "until": 1100.0, "exclude": [[1040.0, 1080.0]]}
+    assert (said["total_s"], said["excluded_s"]) == (50.0, 40.0)
+    assert [(part["length_s"], part["goodput"]) for part in said["rolling"]] == [(20.0, 1.0)]
+    assert {attempt: part["total_s"] for attempt, part in said["by"]["attempt"].items()} == {"0": 30.0, "1": 20.0}
+
+
+def test_waterfall_fits_80_columns_without_color(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where it goes is a log file as often as a terminal."""
+    leave_ledger(state, *one_restart())
+
+    main(["goodput", "demo", "--by", "rank", "--window", "1h"])
+
+    shown = capsys.readouterr().out
+    rows = [line.rstrip() for line in shown.splitlines()]
+    assert "\x1b" not in shown
+    assert max(map(len, rows)) <= 80
+    assert rows[0] == "demo: goodput 40.0 %"
+    first = rows.index("Where the time went")
+    assert [row.split()[0] for row in rows[first + 1 : first + 6]] == [
+        "total",
+        "init",
+        "lost_work",
+        "restart",
+        "productive",
+    ]
+    bars = [(row.index("█"), len(row)) for row in rows[first + 1 : first + 6]]
+    assert [start for start, _ in bars[1:4]] == [end for _, end in bars[2:4]] + [bars[4][1]]
+
+
+def test_torn_ledger_line_is_counted(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A power cut leaves half a line; the answer says that something is missing."""
+    folder = leave_ledger(state, *one_restart())
+    (folder / "ledger" / "n0-2-1-000000.jsonl").write_bytes(b'["step",0,0,3,10')
+
+    said = said_json(capsys=capsys)
+
+    assert said["unread"] == {"lines": 1, "files": ["n0-2-1-000000.jsonl"]}
+    assert said["total_s"] == 100
+
+
+def test_log_of_the_peer_is_answered(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A team compares before it moves, with the log it already has."""
+    log = write_log(state / "log.jsonl", ENTRIES)
+    log.write_text(log.read_text(encoding="utf-8") + "torn{\n", encoding="utf-8")
+
+    said = said_json(str(log), "--input", "ml-goodput", capsys=capsys)
+
+    assert set(said) == KEYS | {"in_their_words"}
+    assert (said["total_s"], said["productive_s"], said["last_step"]) == (40.0, 30.0, 2)
+    assert said["unread"] == {"lines": 1, "files": ["log.jsonl"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere.jsonl", "--input", "ml-goodput"], "nowhere.jsonl cannot be read: No such file or directory"),
+        (
+            ["{state}/foreign", "--input", "ml-goodput"],
+            "{state}/foreign is no log of ml-goodput-measurement: of 2 lines",
+        ),
+        (["{state}/two", "--input", "ml-goodput"], "{state}/two: the log holds 2 jobs (a, b); say which one (--job)"),
+        (["empty"], "{state}/runs/empty holds no ledger: no process has been seen yet"),
+        (["absent"], "no run 'absent' in {state}/runs"),
+    ],
+)
+def test_what_is_not_there_is_one_line_and_exit_code_1(
+    words: list[str], said: str, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No traceback: the message says what was found instead."""
+    (state / "runs" / "empty").mkdir(parents=True)
+    (state / "foreign").write_bytes(b"\xff\x00 no json\n[1, 2]\n")
+    write_log(state / "two", ENTRIES, "a")
+    with (state / "two").open("a", encoding="utf-8") as file:
+        file.write('{"job_name": "b", "job_start_time": 5.0}\n')
+
+    code = main(["goodput", *(word.format(state=state) for word in words)])
+
+    shown = capsys.readouterr()
+    assert (code, shown.out) == (1, "")
+    assert shown.err.startswith(f"trainspan goodput: {said.format(state=state)}")
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "value", "accepted"),
+    [
+        (["--since", "yesterday"], "'yesterday'", "ISO 8601"),
+        (["--until", "nan"], "'nan'", "Unix seconds"),
+        (["--until", "1e12"], "'1e12'", "Unix seconds"),
+        (["--window", "1y"], "'1y'", "1h"),
+        (["--window", "0"], "'0'", "1h"),
+        (["--exclude", "5"], "'5'", "A/B"),
+        (["--exclude", "9/5"], "'9/5'", "A before B"),
+        (["--by", "host"], "'host'", "node"),
+        (["--since", "10", "--until", "5"], "10", "--until 5"),
+        (["--job", "a"], "--job", "--input ml-goodput"),
+        (["--input", "ml-goodput"], "--input ml-goodput", "FILE"),
+    ],
+)
+def test_what_is_not_understood_is_named_with_what_would_be(
+    words: list[str], value: str, accepted: str, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A typing error is answered with the way out, and exit code 2."""
+    leave_ledger(state, *one_restart())
+
+    code = main(["goodput", *words])
+
+    shown = capsys.readouterr()
+    assert (code, shown.out) == (2, "")
+    assert value in shown.err
+    assert accepted in shown.err
+
+
+def test_times_in_every_form_are_the_same() -> None:
+    """People paste what they see: a log's ISO time, a shell's seconds."""
+    told = ["2026-11-21T08:00:00Z", "2026-11-21T09:00:00+01:00", "1795248000", "1795248000.0"]
+
+    times = {time_ns(text) for text in told}
+
+    assert times == {1_795_248_000 * S}
+    assert stretch_ns("5/2026-11-21T08:00:00Z") == (5 * S, 1_795_248_000 * S)
+    assert [length_ns(text) for text in ("90", "1.5s", "15m", "1h", "7d")] == [
+        90 * S,
+        3 * S // 2,
+        900 * S,
+        3600 * S,
+        604_800 * S,
+    ]
