@@ -21,6 +21,8 @@ from trainspan.testing.otlp_sink import Fault, OtlpSink
 
 STEP = 6
 EXIT_CODE = 7
+RUN = {"TRAINSPAN_RUN_ID": "last-words"}
+"""A run whose first steps are sampled, and of the next thirty none: which are follows from its name."""
 LINGER_AT_EXIT_S = 3
 
 
@@ -117,7 +119,7 @@ def test_a_failing_collector_delays_no_step_and_no_exit_and_loses_nothing(
     """Telemetry that hangs the job is the first thing its users fear."""
     with FAULTS[fault]() as environ:
         ended = train(
-            "mortal.py", "none", "nothing", "0", state=tmp_path, environ={**environ, "TRAINSPAN_RELAY": relay}
+            "mortal.py", "none", "nothing", "0", state=tmp_path, environ={**environ, **RUN, "TRAINSPAN_RELAY": relay}
         )
         wait_for_relay(tmp_path)
 
@@ -139,7 +141,7 @@ def test_a_failing_collector_delays_no_step_and_no_exit_and_loses_nothing(
 
 def test_without_a_relay_the_recording_is_delivered_later(tmp_path: Path) -> None:
     """An air-gapped cluster has no endpoint while it trains."""
-    ended = train("mortal.py", "none", "nothing", "0", state=tmp_path, environ={"TRAINSPAN_RELAY": "off"})
+    ended = train("mortal.py", "none", "nothing", "0", state=tmp_path, environ={**RUN, "TRAINSPAN_RELAY": "off"})
 
     with OtlpSink() as sink:
         first = command_line("replay", "--json", environ={"TRAINSPAN_DIR": str(tmp_path), **sink.environ})

@@ -35,8 +35,8 @@ SUMMARY_INTERVAL_NS: Final = 5_000_000_000
 METRIC_INTERVAL_MS: Final = 60_000
 """Default of OTEL_METRIC_EXPORT_INTERVAL. Source: OpenTelemetry specification, environment variables."""
 
-WORD_OF_AGENT_NS: Final = 1_000_000_000
-"""How long the end of a process that died waits for the launcher's word on what killed it."""
+WORD_OF_AGENT_NS: Final = 5_000_000_000
+"""How long the end of a process that died waits for a launcher that lives to say what killed it."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,8 @@ class Pipeline:
         self._next_metrics_ns: int | None = None
         self._next_summary_ns = 0
         self._followers: dict[Path, RankFollower] = {}
-        self._agents: dict[Path, RecordingReader] = {}
+        self._agents: set[Path] = set()
+        self._living_agents: set[Path] = set()
         self._assemblies: dict[int, Assembly] = {}
         self._dying: list[_Dying] = []
         self._causes: dict[int, str] = {}  # by pid, what the launcher says ended it
@@ -138,12 +139,14 @@ class Pipeline:
         return self._outlet is None or self._outlet.close(timeout_s)
 
     def _take_agent(self, sighting: Sighting) -> None:
-        self._agents[sighting.reader.path] = sighting.reader
+        self._agents.add(sighting.reader.path)
+        self._living_agents.add(sighting.reader.path)
         for event in sighting.events:
             cause, pid = event.get("signal") or event.get("exit_code"), event.get("pid")
             if event["event"] == "worker_ended" and isinstance(pid, int) and cause is not None:
                 self._causes[pid] = str(cause) if isinstance(cause, str) else f"exit code {cause}"
         if sighting.ended:
+            self._living_agents.discard(sighting.reader.path)
             self._retired.append(sighting.reader)
 
     def _follow(self, reader: RecordingReader) -> RankFollower:
@@ -176,7 +179,7 @@ class Pipeline:
         still_waiting = []
         for dying in self._dying:
             cause = self._causes.get(dying.follower.source.identity.pid)
-            if cause is None and self._agents and now_ns - dying.seen_ns < wait_ns:
+            if cause is None and self._living_agents and now_ns - dying.seen_ns < wait_ns:
                 still_waiting.append(dying)
             else:
                 end = ProcessEnd(dying.seen_ns, "died", cause, dying.follower.alive_ns)
