@@ -89,6 +89,8 @@ SPANS_CUT = "training.spans.cut"
 CLOCK = "training.clock"
 STATE = "training.state"
 SIGNAL = "signal"
+WINDOW = "training.window"
+RESTART_REASON = "training.restart.reason"
 ALLOCATOR_STATE = "training.allocator.memory.state"
 
 # Log events.
@@ -141,6 +143,8 @@ METRIC_ATTRIBUTES = (
     Name(PHASE, "What the rank was doing; one of the phases."),
     Name(CLOCK, "Whose time it is: `host` or `device`."),
     Name(STATE, "What the wall clock is charged to; one of the states."),
+    Name(WINDOW, "Which time is asked about: `run`, `attempt`, `1h` or `24h`."),
+    Name(RESTART_REASON, "After a `failure`, or `planned`: every rank of the attempt before had closed in good order."),
     Name(SIGNAL, "What a batch held: `traces`, `metrics` or `logs`."),
     Name(ALLOCATOR_STATE, "Of torch's allocator: `reserved` from the device, `active`, or `allocated` to tensors."),
 )
@@ -173,7 +177,19 @@ PHASE_DURATION = Metric(
 )
 STEPS = Metric("training.steps", "counter", "{step}", "Steps completed in this attempt.")
 TIME = Metric("training.time", "counter", "s", "Wall clock of a rank by the state it is charged to.", (STATE,))
-GOODPUT = Metric("training.goodput", "gauge", "1", "Productive share of a rank's elapsed time in this attempt.")
+GOODPUT = Metric(
+    "training.goodput",
+    "gauge",
+    "1",
+    "Productive share of a rank's elapsed time, with hindsight: of the whole run, of this attempt, or of late.",
+    (WINDOW,),
+)
+STEP_DEVIATION = Metric(
+    "training.step.deviation", "gauge", "s", "Median of the newest 100 step times less the ideal step time."
+)
+RESTARTS = Metric(
+    "training.restarts", "counter", "{restart}", "Attempts of the run after the first.", (RESTART_REASON,)
+)
 PROGRESS_STEP = Metric("training.progress.step", "gauge", "{step}", "Number of the last step completed.")
 LAST_STEP_AGE = Metric("training.last_step.age", "gauge", "s", "Time since the last step was completed.")
 
@@ -210,6 +226,8 @@ METRICS = (
     STEPS,
     TIME,
     GOODPUT,
+    STEP_DEVIATION,
+    RESTARTS,
     PROGRESS_STEP,
     LAST_STEP_AGE,
     ALLOCATOR_USAGE,

@@ -8,6 +8,7 @@ import pytest
 
 from tests.integration.relayed import SCRIPTS, TORCHRUN, train_with, wait_for_relay
 from trainspan.cli.main import main
+from trainspan.relay.otlp.otlp_json import decode
 
 S = 1_000_000_000
 LAST_STEP = 34
@@ -44,6 +45,23 @@ def truth_of(lines: list[dict[str, Any]]) -> Truth:
             recovery_ns += steps[0]["began_ns"] - killed[attempt - 1]["unix_ns"]
     outage_ns = sum(started[attempt + 1] - line["unix_ns"] for attempt, line in killed.items())
     return Truth(kept_ns / S, lost_ns / S, recovery_ns / S, outage_ns / S)
+
+
+def counters_of(state: Path, rank: int) -> dict[str, float]:
+    """The counter `training.time` of a rank by state, its last value of each attempt added up."""
+    newest: dict[tuple[int, str], float] = {}
+    for line in (state / "runs" / "killed" / "metrics.jsonl").read_bytes().splitlines():
+        for told in decode("metrics", line).resource_metrics:
+            resource = told.resource.attributes
+            if resource.get("training.rank") != rank:
+                continue
+            for metric in (metric for scope in told.scope_metrics for metric in scope.metrics):
+                for point in metric.data.data_points if metric.name == "training.time" else ():
+                    newest[resource["training.attempt"], point.attributes["training.state"]] = point.value
+    total: dict[str, float] = {}
+    for (_, spent_on), seconds in newest.items():
+        total[spent_on] = total.get(spent_on, 0.0) + seconds
+    return total
 
 
 def _is_save(line: dict[str, Any], attempt: int) -> bool:
@@ -111,3 +129,15 @@ def test_lost_work_recovery_and_productive_time_are_the_scripts_own(state: Path,
     assert badput_s["lost_work"] == pytest.approx(truth.lost_s, abs=one_percent_s)
     assert answer["recovery_s"] == pytest.approx(truth.recovery_s, abs=one_percent_s)
     assert badput_s["restart"] == pytest.approx(truth.outage_s, abs=one_percent_s)
+
+
+def test_counters_add_up_to_the_same_run(state: Path, answer: dict[str, Any]) -> None:
+    """Goodput over any window by PromQL rests on them. They charge what is done again, hindsight what was lost."""
+    said = answer["by"]["rank"]["0"]
+
+    counters = counters_of(state, 0)
+
+    five_percent_s = 0.05 * said["total_s"]
+    assert sum(counters.values()) == pytest.approx(said["total_s"], abs=five_percent_s)
+    for spent_on, seconds in {**said["badput_s"], "productive": said["productive_s"]}.items():
+        assert counters.get(spent_on, 0.0) == pytest.approx(seconds, abs=five_percent_s), spent_on

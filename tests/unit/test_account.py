@@ -30,7 +30,37 @@ def test_a_completed_step_is_charged_by_its_phases() -> None:
 
     assert states == {"init": 40, "data_wait": 5, "validation": 7, "productive": 23}
     assert account.elapsed_ns == 75
-    assert account.goodput == pytest.approx(23 / 75)
+
+
+def test_an_attempt_begins_with_the_outage_and_the_steps_it_does_again() -> None:
+    """A counter cannot be taken back, so what was lost is charged when it is done again; a save in it is a save."""
+    account = Account(process_start_ns=60)
+    account.resume(30, 1)
+    phases = [(Phase.DATA_WAIT, 5), (Phase.FORWARD, 20), (Phase.CHECKPOINT_SAVE, 3)]
+
+    charged(account, rank_step(0, phases, start_ns=100), rank_step(1, phases, start_ns=128))
+
+    assert account.states() == {
+        "restart": 30,
+        "init": 40,
+        "lost_work": 25,
+        "productive": 20,
+        "data_wait": 5,
+        "checkpoint_save": 6,
+    }
+    assert account.elapsed_ns == 126
+
+
+def test_outage_is_charged_once_and_the_steps_may_become_known_later() -> None:
+    """Where a run is taken up can be known only after its first step."""
+    account = Account(process_start_ns=60)
+    account.resume(30, 0)
+    charged(account, rank_step(0, [(Phase.FORWARD, 10)], start_ns=100))
+
+    account.resume(30, 2)
+    charged(account, *[rank_step(n, [(Phase.FORWARD, 10)], start_ns=100 + 10 * n) for n in (1, 2)])
+
+    assert account.states() == {"restart": 30, "init": 40, "productive": 20, "lost_work": 10}
 
 
 def test_before_the_first_step_nothing_is_known_yet() -> None:
@@ -41,7 +71,6 @@ def test_before_the_first_step_nothing_is_known_yet() -> None:
 
     assert states == {}
     assert so_far == {"unaccounted": 40}
-    assert account.goodput is None
 
 
 def test_the_running_step_is_unaccounted_until_it_completes() -> None:

@@ -15,6 +15,7 @@ from trainspan.relay.follower import RankFollower
 from trainspan.relay.goodput.account import Account
 from trainspan.relay.goodput.facts import Activity, Alive, Begun, Ended, Fact, Loaded, Saved, Step, StepRun
 from trainspan.relay.goodput.ledger import Reading, read
+from trainspan.relay.goodput.queries import Scope, report
 from trainspan.relay.signals.aggregates import ExplicitAggregate, StepAggregates
 from trainspan.relay.tail import Sighting
 from trainspan.relay.timeline.records import ProcessEnd, phase_times_of
@@ -35,7 +36,10 @@ class Rank:
     def look(self, marks: list[int], *events: dict[str, Any], now_ns: int, ended: str | None = None) -> None:
         """One look at its recording."""
         sighting = Sighting(self.follower.reader, marks, 0, list(events), ended)
-        self.ledger.take(self.follower, self.follower.take(sighting), sighting.events, now_ns)
+        steps = self.follower.read(sighting)
+        self.ledger.take(self.follower, steps, sighting.events, now_ns)
+        self.follower.resume(self.ledger.history)
+        self.follower.count(steps)
 
     def end(self, end: ProcessEnd) -> None:
         """Its process is gone."""
@@ -229,6 +233,19 @@ def test_disk_that_refuses_is_tried_again(reader: RecordingReader, folder: Path)
     assert len(said) == 1
     assert "ledger cannot be written" in said[0]
     assert [type(fact).__name__ for fact in facts] == ["Begun", "Activity", "Activity", "Step"]
+
+
+def test_same_facts_can_be_asked_at_once(rank: Rank) -> None:
+    """What the metrics say and what `trainspan goodput` says comes from one engine."""
+    rank.look(marks_of(50, start_ns=BEGIN_NS), now_ns=9 * S)
+
+    said = rank.ledger.history.of_rank(0, 0, rank.unix_ns(9 * S))
+
+    asked = report(history_of(told(rank, rank.ledger._folder.parent)), scope=Scope(rank=0))
+    assert said.goodput["run"] == said.goodput["attempt"] == asked.goodput
+    assert said.goodput["1h"] < said.goodput["run"]
+    assert said.deviation_s == pytest.approx(0.0, abs=1e-9)
+    assert rank.ledger.history.restarts() == {"failure": 0, "planned": 0}
 
 
 def test_closing_packs_the_file(rank: Rank, folder: Path) -> None:

@@ -67,7 +67,11 @@ def reading_of(*, aggregates: StepAggregates | None, now_ns: int | None = 10 * S
         account.charge(step, phase_times_of(step))
         if aggregates is not None:
             aggregates.fold(step, phase_times_of(step))
-    return RankReading(Resource({"training.rank": 0}), START, 2, 1, steps[-1].end_ns, account, now_ns, aggregates)
+    return RankReading(
+        *(Resource({"training.rank": 0}), START, 2, 1, steps[-1].end_ns, account, now_ns, aggregates),
+        goodput={"run": 0.5, "attempt": 400 / 600},
+        deviation_s=0.012,
+    )
 
 
 ALLOCATOR = {
@@ -153,7 +157,8 @@ def test_a_ranks_metrics_as_they_go_on_the_wire() -> None:
             ],
             **counted,
         ),
-        metric(names.GOODPUT, data_points=[number(400 / 600)]),
+        metric(names.GOODPUT, data_points=[number(0.5, window="run"), number(400 / 600, window="attempt")]),
+        metric(names.STEP_DEVIATION, data_points=[number(0.012)]),
         metric(names.PROGRESS_STEP, data_points=[number(1)]),
         metric(names.LAST_STEP_AGE, data_points=[number(8.4)]),
     ]
@@ -226,7 +231,7 @@ def test_every_declared_metric_is_sent_and_no_other(kind: type[ExplicitAggregate
     shared = StepAggregates(kind)
     rank = on_a_device(reading_of(aggregates=shared))
 
-    sent = metrics_of([rank], NodeReading(Resource({}), START, HEALTH, shared), NOW)
+    sent = metrics_of([rank], NodeReading(Resource({}), START, HEALTH, shared, {"failure": 2, "planned": 0}), NOW)
 
     declared = {metric.name: metric for metric in names.METRICS}
     metrics = [metric for under in sent.resource_metrics for scope in under.scope_metrics for metric in scope.metrics]
@@ -263,7 +268,7 @@ def test_in_a_large_job_the_ranks_of_a_node_share_its_histograms() -> None:
     node = node_metrics(NodeReading(Resource({}), START, HEALTH, shared), NOW)
 
     assert (has_own_histograms(64), has_own_histograms(65)) == (True, False)
-    assert len(rank) == 5
+    assert len(rank) == 6
     point = next(metric for metric in node if metric.name == "training.step.duration").data.data_points[0]
     assert isinstance(point, HistogramDataPoint)
     assert point.count == 4

@@ -20,6 +20,7 @@ from trainspan.recording import places
 from trainspan.relay.follower import RankFollower
 from trainspan.relay.goodput.facts import Activity, Alive, Begun, Ended, Fact, Loaded, Saved, step_of
 from trainspan.relay.goodput.ledger import LedgerWriter
+from trainspan.relay.live_history import LiveHistory
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 
 LEDGER: Final = "ledger"
@@ -150,6 +151,10 @@ class RunLedger:
         node: this host.
         began_unix_ns: when this relay began; part of the file's name.
         log: told once what keeps the ledger from being written.
+
+    Attributes:
+        history: the same facts, to be asked at once.
+        dropped: facts that never reached the disk.
     """
 
     def __init__(self, folder: Path, node: str, began_unix_ns: int, log: Callable[[str], None]):
@@ -163,6 +168,7 @@ class RunLedger:
         self._synced_ns = 0
         self._unsynced = False
         self._failed = False
+        self.history = LiveHistory(self._folder)
         self.dropped = 0
 
     def take(self, follower: RankFollower, steps: Sequence[RankStep], events: Sequence[Any], now_ns: int) -> None:
@@ -170,14 +176,14 @@ class RunLedger:
         facts = self._ranks.get(follower.reader.path)
         if facts is None:
             facts = self._ranks[follower.reader.path] = RankFacts(follower, now_ns)
-            self._waiting += facts.begun()
-        self._waiting += facts.seen(steps, events, now_ns)
+            self._tell(facts.begun())
+        self._tell(facts.seen(steps, events, now_ns))
 
     def end(self, follower: RankFollower, end: ProcessEnd) -> None:
         """Take over the end of a process."""
         facts = self._ranks.pop(follower.reader.path, None)
         if facts is not None:
-            self._waiting += facts.ended(end)
+            self._tell(facts.ended(end))
 
     def write(self, now_ns: int) -> None:
         """Put what was taken over into the file; what the disk refuses is tried again the next time."""
@@ -201,6 +207,10 @@ class RunLedger:
                 writer.close()
             except OSError as error:
                 self._refused(error)
+
+    def _tell(self, facts: list[Fact]) -> None:
+        self.history.add(facts)
+        self._waiting += facts
 
     def _open(self) -> LedgerWriter:
         if self._writer is None:

@@ -6,6 +6,7 @@ from typing import Any, Final
 from trainspan.recording.reader import RecordingReader
 from trainspan.relay.device_times import DeviceTimes
 from trainspan.relay.goodput.account import Account
+from trainspan.relay.live_history import LiveHistory
 from trainspan.relay.otlp.resource import rank_resource
 from trainspan.relay.signals.aggregates import StepAggregates
 from trainspan.relay.signals.contexts import RankSource
@@ -62,15 +63,19 @@ class RankFollower:
         self._own_aggregates = own
         self._last_step_end_ns: int | None = None
         self._early: list[tuple[int, int, str]] = []  # checkpoints that held the rank up before its first step
+        self._resumed = False
         self._reported_end = False
 
-    def take(self, sighting: Sighting) -> list[RankStep]:
-        """The steps that what was seen completes, counted everywhere but in the summary."""
+    def read(self, sighting: Sighting) -> list[RankStep]:
+        """The steps that what was seen completes."""
         for event in sighting.events:
             self._take_event(event)
         self.timeline.gap(sighting.lost)
         self.summary.marks_lost += sighting.lost
-        steps = self.timeline.feed(sighting.marks)
+        return self.timeline.feed(sighting.marks)
+
+    def count(self, steps: list[RankStep]) -> None:
+        """Count what was read everywhere but in the summary."""
         if self.timeline.started:
             self._charge_early(self.timeline.first_step_start_ns)
             self.account.start(self.timeline.first_step_start_ns)
@@ -83,7 +88,6 @@ class RankFollower:
         if steps:
             self.last_number = steps[-1].number
             self._last_step_end_ns = steps[-1].end_ns
-        return steps
 
     def over_segments(self, steps: list[RankStep], now_ns: int, *, live: bool) -> list[Segment]:
         """The stretches of training that `steps` have ended, or while the process lives, the time alone."""
@@ -103,11 +107,20 @@ class RankFollower:
         self.unfinished = unfinished if end.failed else None
         self.summary.note_end(end, self.unfinished, self.source.anchor)
 
-    def read_metrics(self, now_ns: int) -> RankReading | None:
+    def resume(self, history: LiveHistory) -> None:
+        """Charge what its attempt begins with, once that is known; before any of its steps is counted."""
+        if not self._resumed and self.timeline.started:
+            resumption = history.resumption(self.source.identity.attempt)
+            self.account.resume(resumption.gap_ns, resumption.steps_again)
+            self._resumed = resumption.known
+
+    def read_metrics(self, now_ns: int, history: LiveHistory) -> RankReading | None:
         """What its metrics are made of; None once its end has been told."""
         if self._reported_end:
             return None
         self._reported_end = self.end is not None
+        identity = self.source.identity
+        said = history.of_rank(identity.rank, identity.attempt, self.source.unix_of(now_ns))
         return RankReading(
             self.source.resource,
             self.source.unix_of(self.reader.process_start_ns),
@@ -118,6 +131,8 @@ class RankFollower:
             None if self.end else now_ns,
             self._aggregates if self._own_aggregates else None,
             self.allocator,
+            said.goodput,
+            said.deviation_s,
         )
 
     def _take_event(self, event: Mapping[str, Any]) -> None:

@@ -96,8 +96,10 @@ class Pipeline:
         follower = self._followers.get(reader.path) or self._follow(reader)
         assembly = self._assembly_of(reader.identity)
         self._count(sighting, now_ns)
-        steps = follower.take(sighting)
+        steps = follower.read(sighting)
         self._ledger.take(follower, steps, sighting.events, now_ns)
+        follower.resume(self._ledger.history)
+        follower.count(steps)
         assembly.add_steps(follower, steps, now_ns, time.time_ns())
         assembly.add_segments(follower, follower.over_segments(steps, now_ns, live=sighting.ended is None))
         if sighting.ended == "closed":
@@ -202,15 +204,19 @@ class Pipeline:
             self._outlet.put_logs(output.records)
 
     def _put_metrics(self, now_ns: int) -> None:
-        readings = [reading for f in self._followers.values() if (reading := f.read_metrics(now_ns)) is not None]
+        history = self._ledger.history
+        readings = [r for f in self._followers.values() if (r := f.read_metrics(now_ns, history)) is not None]
         if not self._followers or self._outlet is None:
             return
         identity = next(reversed(self._followers.values())).source.identity
         self._refresh_health(self._outlet)
         resource = node_resource(identity.run, identity.attempt, self._node_rank, identity.host, self._environ)
         shared = None if has_own_histograms(identity.world_size) else self._shared
-        node = NodeReading(resource, self._started_unix_ns, self._health, shared)
+        # One node speaks of the job.
+        restarts = history.restarts() if self._node_rank == 0 else {}
+        node = NodeReading(resource, self._started_unix_ns, self._health, shared, restarts)
         self._outlet.put_metrics(metrics_of(readings, node, time.time_ns()))
+        history.thin(time.time_ns())
 
     def _refresh_health(self, outlet: Outlet) -> None:
         health = self._health

@@ -1,7 +1,13 @@
-"""The account of one rank's wall clock: every nanosecond since its process began, charged to exactly one state.
+"""The account of one rank's wall clock as it goes: every nanosecond charged once, to one state, and never taken back.
+
+That is what monotonic counters need (`training.time`); with hindsight the engine (`history`, `queries`) knows better,
+and what it says is `training.goodput` and `trainspan goodput`. They differ in this: the engine charges the steps that
+were lost, this account the steps that are done again; the excess of first steps and of hangs is `productive` here.
 
 What is charged when:
 
+* `restart`: between the last sign of life of the attempt before and the start of the process.
+* `lost_work`: steps that an earlier attempt had done.
 * `init`: until the first step starts; the whole life of a process that never took one.
 * A checkpoint loaded or saved before that: `checkpoint_load`, `checkpoint_save`.
 * In a completed step: waiting for a batch is `data_wait`, validation is `validation`, a checkpoint as before,
@@ -29,24 +35,36 @@ _ALWAYS: Final = {
 """Phases that are a state of their own, wherever they come."""
 
 _STATE_OF: Final = tuple({**_ALWAYS, Phase.DATA_WAIT: "data_wait"}.get(phase, "productive") for phase in Phase)
+_STATE_AGAIN: Final = tuple(state if state.startswith("checkpoint") else "lost_work" for state in _STATE_OF)
 _STATE_AFTER_STEPS: Final = tuple(_ALWAYS.get(phase, "shutdown") for phase in Phase)
 _STATE_WITHOUT_STEPS: Final = tuple(_ALWAYS.get(phase, "unaccounted") for phase in Phase)
 
 
 class Account:
-    """Ns per state of one rank. The states always add up to `charged_until_ns - process_start_ns`.
+    """Ns per state of one rank. The states always add up to `elapsed_ns`.
 
     Attributes:
-        process_start_ns: monotonic time at which the process began.
+        began_ns: monotonic time at which the process began, or the outage before it.
         charged_until_ns: up to here, time has its final state.
     """
 
     def __init__(self, process_start_ns: int):
-        self.process_start_ns = process_start_ns
+        self.began_ns = process_start_ns
         self.charged_until_ns = process_start_ns
         self._states_ns: dict[str, int] = {}
         self._started = False
         self._stepped = False
+        self._resumed = False
+        self._steps = 0
+        self._steps_again = 0
+
+    def resume(self, gap_ns: int, steps_again: int) -> None:
+        """Note what an attempt begins with: `gap_ns` of nothing, and its first `steps_again` steps are done again."""
+        if not self._resumed and gap_ns > 0:
+            self._states_ns["restart"] = gap_ns
+            self.began_ns -= gap_ns
+        self._resumed = True
+        self._steps_again = steps_again
 
     def start(self, at_ns: int | None) -> None:
         """Charge `init`: the first step started at `at_ns`; None when lost marks hide when that was."""
@@ -67,12 +85,14 @@ class Account:
             phase_times_ns: its `phase_times_of`.
         """
         self._started = self._stepped = True
+        self._steps += 1
         if step.start_ns < self.charged_until_ns:
             self._charge_intervals(step, _STATE_OF)  # only after hostile marks: part of it is charged already
             return
         self._charge("unaccounted", step.start_ns)
         states_ns = self._states_ns
-        for state, time_ns in zip(_STATE_OF, phase_times_ns, strict=True):
+        state_of = _STATE_OF if self._steps > self._steps_again else _STATE_AGAIN
+        for state, time_ns in zip(state_of, phase_times_ns, strict=True):
             if time_ns:
                 states_ns[state] = states_ns.get(state, 0) + time_ns
         self.charged_until_ns = step.end_ns
@@ -107,12 +127,7 @@ class Account:
     @property
     def elapsed_ns(self) -> int:
         """What the states add up to."""
-        return self.charged_until_ns - self.process_start_ns
-
-    @property
-    def goodput(self) -> float | None:
-        """Share of `productive` in `elapsed_ns`; None while nothing is charged."""
-        return self._states_ns.get("productive", 0) / self.elapsed_ns if self.elapsed_ns else None
+        return self.charged_until_ns - self.began_ns
 
     def _charge_intervals(self, step: RankStep, state_of: Sequence[str]) -> None:
         for phase, _start_ns, end_ns, _failed in step.intervals:

@@ -96,6 +96,7 @@ class RankReading(NamedTuple):
     the age of its last step means nothing then.
     `aggregates`: None if the rank shares those of its node.
     `allocator`: the counters of torch's allocator on the device, by the names the rank gives them; empty: not known.
+    `goodput`: what the engine says of the rank, by window; `deviation_s`: of its newest steps from the ideal one.
     """
 
     resource: Resource
@@ -107,15 +108,23 @@ class RankReading(NamedTuple):
     now_ns: int | None
     aggregates: StepAggregates | None
     allocator: Mapping[str, Any] = {}
+    goodput: Mapping[str, float] = {}
+    deviation_s: float | None = None
 
 
 class NodeReading(NamedTuple):
-    """What is known of the node: `start_unix_ns` is when the relay began; `aggregates` are those its ranks share."""
+    """What is known of the node.
+
+    `start_unix_ns`: when the relay began.
+    `aggregates`: those its ranks share; None if each has its own.
+    `restarts`: of the run so far, by reason; empty where another node tells them.
+    """
 
     resource: Resource
     start_unix_ns: int
     health: Health
     aggregates: StepAggregates | None
+    restarts: Mapping[str, int] = {}
 
 
 def metrics_of(ranks: Sequence[RankReading], node: NodeReading, time_unix_ns: int) -> MetricsData:
@@ -142,7 +151,8 @@ def rank_metrics(rank: RankReading, time_unix_ns: int) -> list[Metric]:
         *_histograms(rank.aggregates, span),
         *_numbers(names.STEPS, {None: rank.steps}, span),
         *_numbers(names.TIME, states_s, span),
-        *_numbers(names.GOODPUT, {None: rank.account.goodput}, span),
+        *_numbers(names.GOODPUT, rank.goodput, span),
+        *_numbers(names.STEP_DEVIATION, {None: rank.deviation_s}, span),
         *_numbers(names.PROGRESS_STEP, {None: rank.last_step}, span),
         *_numbers(names.LAST_STEP_AGE, {None: age_s}, span),
         *_allocator(rank.allocator, span),
@@ -155,6 +165,7 @@ def node_metrics(node: NodeReading, time_unix_ns: int) -> list[Metric]:
     health = node.health
     return [
         *_histograms(node.aggregates, span),
+        *_numbers(names.RESTARTS, node.restarts, span),
         *_numbers(names.MARKS, {None: health.marks}, span),
         *_numbers(names.MARKS_LOST, {None: health.marks_lost}, span),
         *_numbers(names.EVENTS_DROPPED, {None: health.events_dropped}, span),

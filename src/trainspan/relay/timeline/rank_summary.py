@@ -155,7 +155,7 @@ class RankSummary:
     @property
     def elapsed_ns(self) -> int:
         """What the states add up to."""
-        return sum(self.states_ns.values())
+        return sum(self.states_ns.values()) - self.states_ns.get("restart", 0)
 
     def trace_id_of(self, number: int) -> str:
         """The id, in hexadecimal, of the trace that step `number` has if it was sampled."""

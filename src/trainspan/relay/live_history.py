@@ -1,0 +1,100 @@
+"""The goodput engine fed live: what this node knows of the run, all attempts before this relay included.
+
+Kept within bounds: of time more than a day ago only sums are kept (`RunHistory.thin`). What cannot be seen from one
+node, the job over all of them, is `trainspan goodput`'s to say, from the ledgers of all nodes.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from trainspan.relay.goodput import ledger
+from trainspan.relay.goodput.facts import Fact
+from trainspan.relay.goodput.history import RunHistory
+from trainspan.relay.goodput.queries import WHOLE, Scope, Window, pace, report, rolling
+
+_S: Final = 1_000_000_000
+ROLLING_NS: Final[Mapping[str, int]] = {"1h": 3600 * _S, "24h": 86400 * _S}
+KEPT_NS: Final = 25 * 3600 * _S
+THIN_EVERY_NS: Final = 3600 * _S
+
+
+class Resumption(NamedTuple):
+    """What an attempt begins with: how long nothing ran before it, and how many steps it does again.
+
+    `known`: whether the number of steps is final; before the first step it may not be.
+    """
+
+    gap_ns: int
+    steps_again: int
+    known: bool
+
+
+class RankGoodput(NamedTuple):
+    """What the engine says of a rank now.
+
+    `goodput`: by window (`run`, `attempt`, `1h`, `24h`), without those that hold no time.
+    `deviation_s`: of the newest steps from the ideal one; None without steps.
+    """
+
+    goodput: Mapping[str, float]
+    deviation_s: float | None
+
+
+class LiveHistory:
+    """Facts as they come, and answers for the metrics.
+
+    Args:
+        folder: of the ledger. What it holds when the first fact comes is read before it.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._read: RunHistory | None = None
+        self._thinned_unix_ns = 0
+
+    def add(self, facts: Iterable[Fact]) -> None:
+        """Take facts in; any order, any number of times."""
+        self._history.add_all(facts)
+
+    def resumption(self, attempt: int) -> Resumption:
+        """What the attempt begins with."""
+        for disruption in self._history.disruptions():
+            if disruption.attempt == attempt:
+                gap_ns = max(disruption.begun_ns - disruption.failed_ns, 0)
+                return Resumption(gap_ns, disruption.lost_steps, bool(disruption.known_by))
+        return Resumption(0, 0, known=True)
+
+    def restarts(self) -> dict[str, int]:
+        """Attempts after another, by why: after a `failure`, or `planned`: all ranks had closed in good order."""
+        disruptions = self._history.disruptions()
+        planned = sum(disruption.planned for disruption in disruptions)
+        return {"failure": len(disruptions) - planned, "planned": planned}
+
+    def of_rank(self, rank: int, attempt: int, now_unix_ns: int) -> RankGoodput:
+        """What the engine says of a rank. Cost: 2 ms."""
+        asked: dict[str, tuple[Window, Scope]] = {
+            "run": (WHOLE, Scope(rank=rank)),
+            "attempt": (WHOLE, Scope(rank=rank, attempt=attempt)),
+            **{name: (rolling(length_ns, now_unix_ns), Scope(rank=rank)) for name, length_ns in ROLLING_NS.items()},
+        }
+        said = {name: report(self._history, *question).goodput for name, question in asked.items()}
+        found = pace(self._history, WHOLE, Scope(rank=rank))
+        return RankGoodput(
+            {name: goodput for name, goodput in said.items() if goodput is not None},
+            None if found is None else found.deviation_s,
+        )
+
+    def thin(self, now_unix_ns: int) -> None:
+        """Let go of detail, once an hour."""
+        if self._read is not None and now_unix_ns - self._thinned_unix_ns >= THIN_EVERY_NS:
+            self._thinned_unix_ns = now_unix_ns
+            self._read.thin(now_unix_ns - KEPT_NS)
+
+    @property
+    def _history(self) -> RunHistory:
+        if self._read is None:
+            self._read = RunHistory()
+            if self._folder.is_dir():
+                self._read.add_all(ledger.read(self._folder))
+        return self._read

@@ -1,0 +1,76 @@
+"""The engine, asked while the run goes on: what an attempt begins with, and how far back it remembers."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.goodput_facts import S, begun, ended, steps
+from trainspan.relay.goodput.facts import Fact, Loaded, Saved
+from trainspan.relay.goodput.ledger import LedgerWriter
+from trainspan.relay.live_history import KEPT_NS, LiveHistory, Resumption
+
+FIRST: list[Fact] = [
+    begun(0, in_run=False),
+    *steps(0, range(10, 21)),
+    Saved(0, 0, 15 * S, 5, "ck-5"),
+    ended(20),
+]
+"""Ten steps of a second after ten seconds, saved after five; dead at 20 s."""
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> LiveHistory:
+    """Of a relay that finds the first attempt in the ledger."""
+    folder = tmp_path / "ledger"
+    folder.mkdir(mode=0o700)
+    writer = LedgerWriter(folder, "n0", 1)
+    writer.append(FIRST)
+    writer.close()
+    return LiveHistory(folder)
+
+
+def test_first_attempt_begins_with_nothing(tmp_path: Path) -> None:
+    """Most runs have no other."""
+    history = LiveHistory(tmp_path / "ledger")
+    history.add(FIRST)
+
+    assert history.resumption(0) == Resumption(0, 0, known=True)
+    assert history.restarts() == {"failure": 0, "planned": 0}
+
+
+def test_loaded_checkpoint_tells_what_is_done_again(history: LiveHistory) -> None:
+    """Before its first step is counted: the counters never have to take anything back."""
+    history.add([begun(24, attempt=1, in_run=False), Loaded(1, 0, 27 * S, None, "ck-5")])
+
+    resumption = history.resumption(1)
+
+    assert resumption == Resumption(4 * S, 5, known=True)
+    assert history.restarts() == {"failure": 1, "planned": 0}
+
+
+def test_without_a_load_the_first_step_tells(history: LiveHistory) -> None:
+    """A script may load by means of its own; then the last save is what it can have resumed from."""
+    history.add([begun(24, attempt=1, in_run=False)])
+    before = history.resumption(1)
+
+    history.add(steps(0, [30, 31], attempt=1))
+
+    assert (before.steps_again, before.known) == (0, False)
+    assert history.resumption(1) == Resumption(4 * S, 5, known=True)
+
+
+def test_windows_that_hold_no_time_are_left_out(history: LiveHistory) -> None:
+    """A day after the last sign of life there is nothing to say of the last hour."""
+    said = history.of_rank(0, 0, 20 * S + 5 * 3600 * S)
+
+    assert set(said.goodput) == {"run", "attempt", "24h"}
+    assert said.goodput["run"] == pytest.approx(10 / 20)
+
+
+def test_detail_of_long_ago_is_let_go_and_the_sums_stay(history: LiveHistory) -> None:
+    """A run of a year must not fill the memory of every node."""
+    before = history.of_rank(0, 0, 20 * S).goodput["run"]
+
+    history.thin(20 * S + KEPT_NS)
+
+    assert history.of_rank(0, 0, 20 * S).goodput["run"] == pytest.approx(before)
