@@ -57,7 +57,8 @@ class StepSampler:
             return "failed"
         trace_id = trace_id_of(self._run, self._attempt, "step", number)
         reason = self.sampling.reason_for_step(number, trace_id, self._first_number)
-        return reason or ("slow" if slow and self._pace.admit(end_ns) else None)
+        # What is traced anyhow takes nothing from the bound of slow steps, and says that it was slow all the same.
+        return "slow" if slow and (reason is not None or self._pace.admit(end_ns)) else reason
 
     def reason_for_last(self) -> str | None:
         """Why the last step of the attempt gets a trace though `reason_for` gave it none; None if it gets none."""
