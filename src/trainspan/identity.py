@@ -10,6 +10,29 @@ from typing import NamedTuple
 
 from trainspan.settings import Settings
 
+# In order of preference: who started the ranks comes before what that one was started in. Ray Train and Kubeflow set
+# torch's own names.
+_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+_LOCAL_RANK = (
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "SLURM_LOCALID",
+)
+_NODE_RANK = ("GROUP_RANK", "NODE_RANK", "SLURM_NODEID")
+_WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS")
+_LOCAL_WORLD_SIZE = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "SLURM_NTASKS_PER_NODE",
+)
+_OF_SLURM_STEP = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
+_SLURM_STEPS_MOST = 0xFFFFFFF0
+"""Numbers from here on are no steps of `srun`: the batch script itself, or the shell of an interactive allocation."""
+
 
 class Identity(NamedTuple):
     """One recorded process. `rank`, `local_rank`, `node_rank` and `world_size` are as torch.distributed has them."""
@@ -29,27 +52,36 @@ class Identity(NamedTuple):
 
 def identify(settings: Settings, environ: Mapping[str, str], role: str) -> Identity:
     """This process's identity. Variables that are missing or no numbers count as one process alone."""
-    elastic_restarts = _number(environ, ("TORCHELASTIC_RESTART_COUNT",), 0)
-    scheduler_restarts = _number(environ, ("SLURM_RESTART_COUNT",), 0)
-    per_allocation = _number(environ, ("TORCHELASTIC_MAX_RESTARTS",), 0) + 1
+    elastic_restarts = _found(environ, ("TORCHELASTIC_RESTART_COUNT",)) or 0
+    scheduler_restarts = _found(environ, ("SLURM_RESTART_COUNT",)) or 0
+    per_allocation = (_found(environ, ("TORCHELASTIC_MAX_RESTARTS",)) or 0) + 1
     run, launcher = _run_of(settings, environ)
     # A requeued job starts torchrun's count again: each allocation owns `max_restarts + 1` numbers.
     first = scheduler_restarts * per_allocation if settings.attempt is None else settings.attempt
+    local_world_size = _found(environ, _LOCAL_WORLD_SIZE)
+    rank = _found(environ, _RANK) or 0
+    node_rank = _found(environ, _NODE_RANK)
+    if node_rank is None:
+        # mpirun numbers no nodes, and fills them in order.
+        node_rank = rank // local_world_size if local_world_size else 0
     return Identity(
         role=role,
         run=run,
         attempt=first + elastic_restarts,
-        rank=_number(environ, ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"), 0),
-        local_rank=_number(environ, ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"), 0),
-        node_rank=_number(environ, ("GROUP_RANK", "NODE_RANK", "SLURM_NODEID"), 0),
-        world_size=_number(environ, ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"), 1),
-        local_world_size=_number(
-            environ, ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"), 1
-        ),
+        rank=rank,
+        local_rank=_found(environ, _LOCAL_RANK) or 0,
+        node_rank=node_rank,
+        world_size=_found(environ, _WORLD_SIZE) or 1,
+        local_world_size=local_world_size or 1,
         host=os.uname().nodename,
         pid=os.getpid(),
         launcher=launcher,
     )
+
+
+def is_launched(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher or scheduler has started this process as a rank."""
+    return _found(environ, _RANK) is not None
 
 
 def _run_of(settings: Settings, environ: Mapping[str, str]) -> tuple[str, str]:
@@ -57,7 +89,9 @@ def _run_of(settings: Settings, environ: Mapping[str, str]) -> tuple[str, str]:
     if settings.run_id:
         return settings.run_id, "user"
     elastic = environ.get("TORCHELASTIC_RUN_ID", "none")
-    slurm = ".".join(environ[name] for name in ("SLURM_JOB_ID", "SLURM_STEP_ID") if environ.get(name))
+    slurm = environ.get("SLURM_JOB_ID", "")
+    if slurm and _in_slurm_step(environ):
+        slurm = f"{slurm}.{environ['SLURM_STEP_ID']}"
     candidates = (
         (environ.get("RAY_JOB_ID", ""), "ray"),
         ("" if elastic == "none" else elastic, "torchrun"),
@@ -86,12 +120,23 @@ def new_run_id() -> str:
     return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{os.urandom(4).hex()}"
 
 
-def _number(environ: Mapping[str, str], names: Sequence[str], default: int) -> int:
+def _found(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
+    """The first of these variables that is a number."""
     for name in names:
-        text = environ.get(name, "")
-        if text.isdecimal() and len(text) < 10:
-            return int(text)
-    return default
+        number = _number(environ.get(name, ""))
+        # A batch script sees the numbers of its job, of which it is no task: what it starts is one process alone.
+        if number is not None and (name not in _OF_SLURM_STEP or _in_slurm_step(environ)):
+            return number
+    return None
+
+
+def _in_slurm_step(environ: Mapping[str, str]) -> bool:
+    step = environ.get("SLURM_STEP_ID", "")
+    return step.isdecimal() and len(step) <= 10 and int(step) < _SLURM_STEPS_MOST
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < 10 else None
 
 
 def trace_id_of(run: str, attempt: int, *what: str | int) -> int:

@@ -12,10 +12,16 @@ from trainspan.watch import watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
+
+    from trainspan.record.recorder import Recorder
 
 _OFF = ("", "0", "false", "no", "off")
 AGENT_MODULE = "torch.distributed.elastic.agent.server.local_elastic_agent"
+
+_recorders: "list[Recorder]" = []  # of this process, once torch has been imported
+_waiting: "list[Callable[[Recorder], None]]" = []
 
 
 def start() -> None:
@@ -32,14 +38,26 @@ def start() -> None:
         watch.add("torch", lambda module, started_ns: _torch_imported(role, started_ns))
 
 
+def on_recorder(action: "Callable[[Recorder], None]") -> None:
+    """Call `action` with the recorder of this process once there is one; at once if there is. It must not raise."""
+    _waiting.append(action)
+    for recorder in _recorders:
+        action(recorder)
+
+
 def _torch_imported(role: str, started_ns: int) -> None:
     """Hook torch, now that it is there. Loaded here and not above: see the module's docstring."""
     try:
         from trainspan.record import bootstrap
 
-        bootstrap.torch_imported(role, started_ns)
+        recorder = bootstrap.torch_imported(role, started_ns)
     except Exception as error:
         _step_aside(error)
+        return
+    if recorder is not None:
+        _recorders.append(recorder)
+        for action in _waiting:
+            action(recorder)
 
 
 def _agent_module_imported(module: "ModuleType", started_ns: int) -> None:

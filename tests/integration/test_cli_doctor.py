@@ -275,9 +275,9 @@ def test_start_up_hook_is_seen_to_work_or_not(python: list[str], state: str) -> 
     [
         ({}, "ok", "no launcher and no scheduler seen: one process alone"),
         (
-            {"SLURM_JOB_ID": "77", "SLURM_PROCID": "3", "SLURM_NTASKS": "8"},
+            {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "8"},
             "ok",
-            "Slurm gives run 77, attempt 0, rank 3 of 8",
+            "Slurm gives run 77.0, attempt 0, rank 3 of 8",
         ),
         ({"RANK": "1", "WORLD_SIZE": "4"}, "note", "this is rank 1 of 4, but nobody gives the run an id"),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "note", "Kubernetes, and nobody gives the run an id"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainspan import settings
-from trainspan.identity import Identity, identify, new_run_id, span_id_of, trace_id_of
+from trainspan.identity import Identity, identify, is_launched, new_run_id, span_id_of, trace_id_of
 from trainspan.role import Role
 
 TORCHRUN = {
@@ -68,6 +68,67 @@ def test_task_of_slurm() -> None:
 
     assert (found.run, found.launcher) == ("81723.0", "slurm")
     assert (found.rank, found.local_rank, found.node_rank, found.world_size) == (5, 1, 2, 8)
+
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "PMIX_RANK": "5",
+}
+MPICH = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "5",
+    "MV2_COMM_WORLD_SIZE": "8",
+    "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "4",
+}
+RAY_TRAIN = {
+    "RAY_JOB_ID": "02000000",
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "4",
+    "NODE_RANK": "1",
+}
+BATCH_SCRIPT = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "8",
+}
+
+
+@pytest.mark.parametrize("environ", [OPEN_MPI, MPICH, MVAPICH, RAY_TRAIN], ids=["openmpi", "mpich", "mvapich", "ray"])
+def test_rank_of_another_launcher(environ: dict[str, str]) -> None:
+    """`mpirun` numbers no nodes, and Ray Train sets torch's names: both come to the same rank."""
+    found = identity_in(environ)
+
+    assert (found.rank, found.local_rank, found.node_rank) == (5, 1, 1)
+    assert (found.world_size, found.local_world_size) == (8, 4)
+    assert is_launched(environ)
+
+
+def test_mpirun_inside_a_batch_script_counts_its_own_ranks() -> None:
+    """All of them inherit the task number of the script, or of the daemon that started them: zero on each node."""
+    environ = {**BATCH_SCRIPT, **OPEN_MPI}
+
+    found = identity_in(environ)
+
+    assert (found.rank, found.local_rank, found.world_size) == (5, 1, 8)
+
+
+@pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "4294967290"}, {"SLURM_STEP_ID": "4294967291"}])
+def test_batch_script_is_no_task_of_its_job(step: dict[str, str]) -> None:
+    """`python prepare.py` between two `srun`s is one process, and not rank 0 of 8; nor is an interactive shell."""
+    environ = {**BATCH_SCRIPT, **step}
+
+    found = identity_in(environ)
+
+    assert (found.run, found.rank, found.world_size) == ("77", 0, 1)
+    assert not is_launched(environ)
 
 
 def test_process_alone() -> None:
@@ -131,7 +192,7 @@ def test_attempt_counts_every_restart_once(environ: dict[str, str], attempt: int
 @pytest.mark.parametrize("value", ["", "-1", "three", "1.5", "0x3", " ", "²", "9" * 5000])
 def test_rank_that_is_no_number_is_passed_over(value: str) -> None:
     """RANK is a common word: other programs set it to what they like, and nothing may be raised."""
-    environ = {"RANK": value, "SLURM_PROCID": "4"}
+    environ = {"RANK": value, "OMPI_COMM_WORLD_RANK": "4"}
 
     found = identity_in(environ)
 

@@ -8,6 +8,7 @@ from opentelemetry.sdk.version import __version__ as sdk_version
 
 from trainspan import __version__
 from trainspan.identity import Identity
+from trainspan.placement import place_of
 from trainspan.relay.otlp.resource import HashedResource, node_resource, rank_resource
 
 IDENTITY = Identity("rank", "run-7", 2, 5, 1, 1, 8, 4, "node-b", 4711, "torchrun")
@@ -80,6 +81,99 @@ def test_scheduler_is_told_by_allow_list() -> None:
     found = rank_resource(IDENTITY, environ)
 
     assert dict(found.attributes) == {**RANK, "slurm.job.id": "99", "k8s.pod.name": "p-1"}
+
+
+POD = {
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "K8S_NAMESPACE_NAME": "ml",
+    "K8S_POD_NAME": "llama-0-x7k2p",
+    "K8S_POD_UID": "6f9c",
+    "K8S_NODE_NAME": "gpu-07",
+    "K8S_JOB_NAME": "llama",
+    "K8S_CONTAINER_NAME": "train",
+}
+IN_POD = {
+    "k8s.namespace.name": "ml",
+    "k8s.pod.name": "llama-0-x7k2p",
+    "k8s.pod.uid": "6f9c",
+    "k8s.node.name": "gpu-07",
+    "k8s.job.name": "llama",
+    "k8s.container.name": "train",
+}
+# As the OpenTelemetry Operator injects them.
+INJECTED = {
+    "OTEL_RESOURCE_ATTRIBUTES_POD_NAME": "llama-0-x7k2p",
+    "OTEL_RESOURCE_ATTRIBUTES_NODE_NAME": "gpu-07",
+    "OTEL_POD_IP": "10.0.0.7",
+    "OTEL_NODE_IP": "10.1.0.7",
+    "OTEL_SERVICE_NAME": "llama",
+    "OTEL_RESOURCE_ATTRIBUTES": "k8s.container.name=train,k8s.namespace.name=ml,k8s.pod.uid=6f9c",
+}
+IN_INJECTED = {
+    "service.name": "llama",
+    "k8s.pod.name": "llama-0-x7k2p",
+    "k8s.node.name": "gpu-07",
+    "k8s.pod.ip": "10.0.0.7",
+    "k8s.container.name": "train",
+    "k8s.namespace.name": "ml",
+    "k8s.pod.uid": "6f9c",
+}
+SLURM = {
+    "SLURM_JOB_ID": "81723",
+    "SLURM_JOB_NAME": "llama",
+    "SLURM_JOB_PARTITION": "gpu",
+    "SLURM_CLUSTER_NAME": "alps",
+    "SLURM_ARRAY_JOB_ID": "81720",
+    "SLURM_ARRAY_TASK_ID": "3",
+    "SLURMD_NODENAME": "gpu-07",
+    "SLURM_JOB_USER": "somebody",
+    "SLURM_JOB_ACCOUNT": "secret-project",
+    "SLURM_JWT": "s3cret",
+}
+IN_SLURM = {
+    "slurm.job.id": "81723",
+    "slurm.job.name": "llama",
+    "slurm.job.partition": "gpu",
+    "slurm.cluster.name": "alps",
+    "slurm.array.job_id": "81720",
+    "slurm.array.task_id": "3",
+    "slurm.node.name": "gpu-07",
+}
+RAY = {"RAY_JOB_ID": "02000000", "RAY_CLUSTER_NAME": "train-abc", "RAY_JOB_SUBMISSION_ID": "raysubmit_1", "RANK": "0"}
+IN_RAY = {"ray.job.id": "02000000", "ray.cluster.name": "train-abc", "ray.job.submission_id": "raysubmit_1"}
+KUBEFLOW = {"KUBEFLOW_TRAINING_JOB_ID": "job-7", "PET_NNODES": "2", "PET_MASTER_ADDR": "llama-0", "POD_NAME": "llama-0"}
+IN_KUBEFLOW = {"kubeflow.job.id": "job-7", "k8s.pod.name": "llama-0"}
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "bert-42", "RANK": "5", "MASTER_ADDR": "10.0.0.1", "TORCHELASTIC_ERROR_FILE": "/e"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "attributes"),
+    [(POD, IN_POD), (INJECTED, IN_INJECTED), (SLURM, IN_SLURM), (RAY, IN_RAY), (KUBEFLOW, IN_KUBEFLOW), (TORCHRUN, {})],
+    ids=["pod", "operator", "slurm", "ray", "kubeflow", "torchrun"],
+)
+def test_place_is_detected_by_allow_list(environ: Mapping[str, str], attributes: Mapping[str, str]) -> None:
+    """These lead to the job at its scheduler; what is not on the list stays where it is, secrets above all."""
+    found = rank_resource(IDENTITY, {**environ, "AWS_SECRET_ACCESS_KEY": "s3cret", "HF_TOKEN": "s3cret"})
+
+    assert dict(found.attributes) == {**RANK, **attributes}
+
+
+def test_rank_says_itself_where_it_ran() -> None:
+    """A relay of a DaemonSet stands in another pod, and a replay on a login node."""
+    of_rank = place_of({**POD, "OTEL_SERVICE_NAME": "llama", "OTEL_RESOURCE_ATTRIBUTES": "team=a%20b"})
+    of_relay = {"POD_NAME": "relay-x", "K8S_CLUSTER_NAME": "eu-1", "OTEL_RESOURCE_ATTRIBUTES": "team=x,env=prod"}
+
+    found = rank_resource(IDENTITY, of_relay, of_rank)
+
+    more = {"service.name": "llama", "k8s.cluster.name": "eu-1", "team": "a b", "env": "prod"}
+    assert dict(found.attributes) == {**RANK, **IN_POD, **more}
+
+
+def test_what_a_recording_claims_makes_no_other_rank() -> None:
+    """It comes from a file: rank and run are the identity's to say."""
+    found = rank_resource(IDENTITY, {}, {"training.rank": "0", "service.instance.id": "all"})
+
+    assert dict(found.attributes) == RANK
 
 
 def test_hashed_resource_equals_its_kind() -> None:

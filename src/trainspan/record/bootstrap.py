@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from trainspan import settings
 from trainspan.guard import warn_once
-from trainspan.identity import trace_id_of
+from trainspan.identity import is_launched, trace_id_of
 from trainspan.record import untraced
 from trainspan.record.marker import Marker, make_marker
 from trainspan.record.patches import Patches
@@ -22,21 +22,25 @@ from trainspan.sampling import Sampling, sampling_from
 from trainspan.watch import watch
 
 _HOOKS = "trainspan.record.hooks"
-_LAUNCHED = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
-def torch_imported(role: str, started_ns: int) -> None:
-    """Called by the start-up hook when `import torch` has ended; `started_ns` is when it began."""
+def torch_imported(role: str, started_ns: int) -> Recorder | None:
+    """Called by the start-up hook when `import torch` has ended; `started_ns` is when it began.
+
+    Returns:
+        The recorder of this process; None where the switch has a value that is not understood.
+    """
     # What is wrong with the settings has been said by the process that spawned this one: dozens of workers need not.
     recorder = make_recorder(aloud=role != Role.SPAWNED)
     if not recorder.settings.enabled:
-        return  # the switch has a value that is not understood
+        return None
     place_hooks(recorder)
     recorder.event("import", module="torch", start_ns=started_ns, end_ns=monotonic_ns())
     # A launched rank is recorded from here on, so that a death before the first step is seen too. Any other process
     # may import torch and never train: it is recorded once it makes an optimizer.
-    if role == Role.RANK and any(name in os.environ for name in _LAUNCHED):
+    if role == Role.RANK and is_launched(os.environ):
         recorder.begin()
+    return recorder
 
 
 def make_recorder(*, aloud: bool = True) -> Recorder:

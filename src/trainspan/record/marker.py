@@ -42,7 +42,7 @@ class Marker(NamedTuple):
     `attach(words, capacity)`: record into this ring from now on, for the calling thread. `detach()`: stop; every
     `enter` answers FOREIGN. `adopt_thread()`: the calling thread is the one that trains; `mine()`: is it?
     `owner()`: the identity of the one that does.
-    `steps()`: completed so far.
+    `started()`: whether the first step has begun. `steps()`: completed so far.
     `guard_optimizer(runs)`: `runs()` tells whether an optimizer's step is still on the stack.
     `on_abort(action)`: call `action(phase)` each time an exception has left a phase.
     `watch(watcher)`: call `watcher(time_ns)` with the time of each mark, once it is stored; None: not any more.
@@ -57,6 +57,7 @@ class Marker(NamedTuple):
     adopt_thread: Callable[[], None]
     mine: Callable[[], bool]
     owner: Callable[[], int]
+    started: Callable[[], bool]
     steps: Callable[[], int]
     guard_optimizer: Callable[[Callable[[], bool]], None]
     on_abort: Callable[[Callable[[int], None]], None]
@@ -177,6 +178,9 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
     def owner_now() -> int:
         return owner
 
+    def started() -> bool:
+        return position != start or laps != 0
+
     def steps() -> int:
         return completed
 
@@ -203,6 +207,7 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         adopt_thread=adopt_thread,
         mine=mine,
         owner=owner_now,
+        started=started,
         steps=steps,
         guard_optimizer=guard_optimizer,
         on_abort=on_abort,

@@ -14,6 +14,7 @@ from trainspan import launch
 from trainspan.errors import RecordingRefused
 from trainspan.guard import warn_once
 from trainspan.identity import Identity, identify
+from trainspan.placement import place_of
 from trainspan.record.marker import Marker
 from trainspan.recording import layout, places
 from trainspan.recording.writer import RecordingWriter
@@ -31,17 +32,21 @@ class Recorder:
         marker: what the hooks call.
         settings: in force.
         identity: of what is or was recorded; None before that, and in a forked child.
+        left_by_exception: whether an exception nobody caught is ending this process.
     """
 
     def __init__(self, marker: Marker, settings: Settings):
         self.marker = marker
         self.settings = settings
         self.identity: Identity | None = None
+        self.left_by_exception = False
         self._writer: RecordingWriter | None = None
         self._failed = False
         self._watching = False
         self._early_events: list[dict[str, Any]] = []
         self._begun: list[Callable[[], None]] = []
+        self._adopted: list[Callable[[], None]] = []
+        self._closed: list[Callable[[], None]] = []
         os.register_at_fork(after_in_child=self._forget)
 
     @property
@@ -70,6 +75,14 @@ class Recorder:
         """Call `action()` each time a recording has been opened."""
         self._begun.append(action)
 
+    def on_adopt(self, action: Callable[[], None]) -> None:
+        """Call `action()` on the thread that trains, each time that is found to be another one. It must not raise."""
+        self._adopted.append(action)
+
+    def on_close(self, action: Callable[[], None]) -> None:
+        """Call `action()` once the recording has been closed in good order. It must not raise."""
+        self._closed.append(action)
+
     def claim(self) -> bool:
         """Begin if need be, and record for the calling thread unless another one trains; True if it now is the one."""
         self.begin()
@@ -80,6 +93,8 @@ class Recorder:
         if self._writer is None or (self.marker.steps() and self.marker.owner() in sys._current_frames()):
             return False
         self.marker.adopt_thread()
+        for action in self._adopted:
+            action()
         return True
 
     def event(self, name: str, **fields: Any) -> None:
@@ -95,6 +110,8 @@ class Recorder:
         if self._writer is not None:
             writer, self._writer = self._writer, None
             writer.close(monotonic_ns())
+            for action in self._closed:
+                action()
 
     def _open(self) -> None:
         identity = identify(self.settings, os.environ, Role.RANK)
@@ -104,6 +121,9 @@ class Recorder:
         self._writer = writer
         self.identity = identity
         self.marker.attach(writer.words, writer.capacity)
+        place = place_of(os.environ)
+        if place:
+            writer.append_event({"ts": monotonic_ns(), "event": "place", "attributes": place})
         for event in self._early_events:
             writer.append_event(event)
         self._early_events.clear()
@@ -118,6 +138,7 @@ class Recorder:
         if self._writer is not None:
             writer, self._writer = self._writer, None
             writer.abandon()
+        self.identity = None
         self._failed = False
         self._early_events.clear()
 
@@ -150,6 +171,7 @@ class Recorder:
         sys.excepthook = record_exception
 
     def _record_exception(self, kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:
+        self.left_by_exception = True
         frames = traceback.extract_tb(stack)[-_STACK_FRAMES_MAX:]
         fields: dict[str, Any] = {
             "type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),

@@ -59,6 +59,7 @@ class RankFollower:
         self.device = DeviceTimes(identity, sampling_from(environ)[0])
         self.allocator: Mapping[str, Any] = {}
         self.out_of_memory: list[Mapping[str, Any]] = []
+        self._environ = environ
         self._aggregates = aggregates
         self._own_aggregates = own
         self._last_step_end_ns: int | None = None
@@ -143,6 +144,10 @@ class RankFollower:
             self.allocator = event
         elif kind == "out_of_memory":
             self.out_of_memory.append(event)
+        elif kind == "place" and isinstance(event.get("attributes"), dict):
+            place = {key: value for key, value in event["attributes"].items() if isinstance(value, str)}
+            resource = rank_resource(self.source.identity, self._environ, place)
+            self.source = self.source._replace(resource=resource)
         else:
             self.device.take(event)
         times = event.get("start_ns"), event.get("end_ns")

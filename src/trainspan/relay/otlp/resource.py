@@ -1,19 +1,20 @@
 """What identifies whose telemetry it is: one resource per rank, and one per node for what belongs to no rank.
 
 Later wins: what is detected (host, process, scheduler), then `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME`, then
-what makes a rank this rank. A resource attribute given for the whole job cannot merge the series of its ranks.
+what the rank recorded of its own place, then what makes a rank this rank. A resource attribute given for the whole job
+cannot merge the series of its ranks, and a relay in another pod does not put its own name on them.
 
 The environment is read by allow-list (law 8), and the command line not at all.
 """
 
 from collections.abc import Mapping
-from urllib.parse import unquote
 
 from opentelemetry.sdk.resources import Attributes, Resource
 from opentelemetry.sdk.version import __version__ as sdk_version
 
 from trainspan import __version__, names
 from trainspan.identity import Identity
+from trainspan.placement import attributes_given, scheduler_attributes
 
 DEFAULT_SERVICE_NAME = "trainspan"
 """`service.name` when the user gives none.
@@ -21,19 +22,6 @@ DEFAULT_SERVICE_NAME = "trainspan"
 Jaeger lists services, Prometheus makes it the `job` label, and both want few of them. A run's id differs with every
 run, so it is an attribute. The job's name at the scheduler is one too: it is often `bash` or ends in a hash.
 """
-
-FROM_ENVIRONMENT = (
-    ("slurm.job.id", ("SLURM_JOB_ID",)),
-    ("slurm.job.name", ("SLURM_JOB_NAME",)),
-    ("slurm.job.partition", ("SLURM_JOB_PARTITION",)),
-    ("slurm.cluster.name", ("SLURM_CLUSTER_NAME",)),
-    ("k8s.pod.name", ("K8S_POD_NAME", "POD_NAME", "OTEL_RESOURCE_ATTRIBUTES_POD_NAME")),
-    ("k8s.pod.uid", ("K8S_POD_UID", "POD_UID", "OTEL_RESOURCE_ATTRIBUTES_POD_UID")),
-    ("k8s.namespace.name", ("K8S_NAMESPACE_NAME", "POD_NAMESPACE")),
-    ("k8s.node.name", ("K8S_NODE_NAME", "NODE_NAME", "OTEL_RESOURCE_ATTRIBUTES_NODE_NAME")),
-    ("k8s.container.name", ("K8S_CONTAINER_NAME",)),
-)
-"""(attribute, variables in order of preference): what schedulers set, and what a downward API is usually named."""
 
 
 class HashedResource(Resource):
@@ -54,7 +42,9 @@ class HashedResource(Resource):
         return self is other or super().__eq__(other)
 
 
-def rank_resource(identity: Identity, environ: Mapping[str, str]) -> HashedResource:
+def rank_resource(
+    identity: Identity, environ: Mapping[str, str], recorded: Mapping[str, str] | None = None
+) -> HashedResource:
     """The resource of everything one rank sends.
 
     `service.instance.id` names the rank and not the process, so that its series go on over a restart.
@@ -62,9 +52,11 @@ def rank_resource(identity: Identity, environ: Mapping[str, str]) -> HashedResou
     Args:
         identity: of the recorded process.
         environ: the environment, read by allow-list.
+        recorded: what the rank wrote of its place; None where this is the rank's own environment.
     """
     return _resource(
         environ,
+        recorded or {},
         detected={"host.name": identity.host, "process.pid": identity.pid},
         own={
             "service.instance.id": f"{identity.run}-rank{identity.rank}",
@@ -90,6 +82,7 @@ def node_resource(run: str, attempt: int, node_rank: int, host: str, environ: Ma
     """
     return _resource(
         environ,
+        {},
         detected={"host.name": host},
         own={
             "service.instance.id": f"{run}-node{node_rank}",
@@ -100,39 +93,30 @@ def node_resource(run: str, attempt: int, node_rank: int, host: str, environ: Ma
     )
 
 
-def _resource(environ: Mapping[str, str], detected: Attributes, own: Attributes) -> HashedResource:
-    given = attributes_given(environ)
+def _resource(
+    environ: Mapping[str, str], recorded: Mapping[str, str], detected: Attributes, own: Attributes
+) -> HashedResource:
     return HashedResource(
         {
-            "service.name": environ.get("OTEL_SERVICE_NAME") or given.get("service.name") or DEFAULT_SERVICE_NAME,
             "telemetry.sdk.language": "python",
             "telemetry.sdk.name": "opentelemetry",
             "telemetry.sdk.version": sdk_version,
             "telemetry.distro.name": "trainspan",
             "telemetry.distro.version": __version__,
-            **_scheduler_attributes(environ),
+            **scheduler_attributes(environ),
             **detected,
-            **{key: value for key, value in given.items() if key != "service.name"},
+            **attributes_given(environ),
+            **recorded,
+            "service.name": _service_name(environ, recorded),
             **own,
         }
     )
 
 
-def attributes_given(environ: Mapping[str, str]) -> dict[str, str]:
-    """What `OTEL_RESOURCE_ATTRIBUTES` holds: `key=value` pairs, percent-encoded, separated by commas.
-
-    A pair without a key or an equals sign is left out.
-
-    Source: https://opentelemetry.io/docs/specs/otel/resource/sdk/#specifying-resource-information-via-an-environment-variable
-    """
-    pairs = (pair.partition("=") for pair in environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
-    return {unquote(key.strip()): unquote(value.strip()) for key, equals, value in pairs if equals and key.strip()}
-
-
-def _scheduler_attributes(environ: Mapping[str, str]) -> dict[str, str]:
-    found = {}
-    for attribute, variables in FROM_ENVIRONMENT:
-        value = next((environ[name] for name in variables if environ.get(name)), None)
-        if value is not None:
-            found[attribute] = value
-    return found
+def _service_name(environ: Mapping[str, str], recorded: Mapping[str, str]) -> str:
+    names_given = (
+        recorded.get("service.name"),
+        environ.get("OTEL_SERVICE_NAME"),
+        attributes_given(environ).get("service.name"),
+    )
+    return next((name for name in names_given if name), DEFAULT_SERVICE_NAME)
