@@ -16,6 +16,8 @@ from trainspan.guard import warn_once
 
 LOCK_NAME = "relay.lock"
 _RELAY_MODULE = "trainspan.relay"
+_INSTRUMENTING = "/opentelemetry/instrumentation/auto_instrumentation"
+"""Where in PYTHONPATH `opentelemetry-instrument` has what sets up an SDK in every Python that starts."""
 # The shell puts the relay in the background and is gone in a millisecond: the relay is nobody's child, so the rank's
 # own `wait` calls and SIGCHLD handlers never meet it.
 _DETACH = ("/bin/sh", "-c", '"$@" &', "sh")
@@ -99,5 +101,9 @@ def _spawn(recording_dir: Path, run_folder: Path, lock: int) -> None:
 
 
 def _relay_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The starter's environment without the switch that would make the relay look for torch in itself."""
-    return {name: value for name, value in environ.items() if name != "TRAINSPAN_ENABLED"}
+    """The starter's environment without what would make the relay look for torch, or instrument itself."""
+    relayed = {name: value for name, value in environ.items() if name != "TRAINSPAN_ENABLED"}
+    if "PYTHONPATH" in relayed:
+        kept = (path for path in relayed["PYTHONPATH"].split(os.pathsep) if not path.endswith(_INSTRUMENTING))
+        relayed["PYTHONPATH"] = os.pathsep.join(kept)
+    return relayed

@@ -17,12 +17,14 @@ class Role:
     AGENT = "agent"  # launches ranks: torchrun, accelerate launch
     RANK = "rank"  # trains, or may: a launched rank, or any script that could turn out to train
     SPAWNED = "spawned"  # a child of a process that is or may be a rank: a DataLoader worker, or a rank of mp.spawn
-    HELPER = "helper"  # never trains: resource trackers, compile workers
+    HELPER = "helper"  # never trains: resource trackers, compile workers, our own command and relay
 
 
 RANK_PID = "TRAINSPAN_RANK_PID"
 """Set by a recording process in its own environment, so that what it starts is not taken for a second rank."""
 
+_OWN_SCRIPT = "trainspan"
+_OWN_MODULES = ("trainspan", "trainspan.relay")
 _AGENT_SCRIPTS = ("torchrun", "accelerate", "accelerate-launch")
 _AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _HELPER_MARKERS = (
@@ -42,21 +44,21 @@ def role_of(argv: "Sequence[str]", environ: "Mapping[str, str]", pid: int) -> st
         pid: the process's own id.
     """
     option, program = _program_of(argv)
-    if any(marker in program for marker in _HELPER_MARKERS):
+    if any(marker in program for marker in _HELPER_MARKERS) or _is(option, program, _OWN_MODULES, (_OWN_SCRIPT,)):
         return Role.HELPER
     # A fork server's children inherit what it loads here: they may be ranks, as those of mp.spawn.
     if "multiprocessing.spawn" in program or "multiprocessing.forkserver" in program:
         return Role.SPAWNED
-    if "TORCHELASTIC_RUN_ID" not in environ and _launches(option, program):
+    if "TORCHELASTIC_RUN_ID" not in environ and _is(option, program, _AGENT_MODULES, _AGENT_SCRIPTS):
         return Role.AGENT
     if environ.get(RANK_PID, str(pid)) != str(pid):
         return Role.SPAWNED
     return Role.RANK
 
 
-def _launches(option: str, program: str) -> bool:
-    """Whether this is one of the known launchers."""
-    return program in _AGENT_MODULES if option == "m" else not option and os.path.basename(program) in _AGENT_SCRIPTS
+def _is(option: str, program: str, modules: "tuple[str, ...]", scripts: "tuple[str, ...]") -> bool:
+    """Whether what the interpreter runs is one of these."""
+    return program in modules if option == "m" else not option and os.path.basename(program) in scripts
 
 
 def _program_of(argv: "Sequence[str]") -> "tuple[str, str]":

@@ -23,7 +23,7 @@ class Room(NamedTuple):
 
 FLOOR = tuple(
     f"trainspan.{name}"
-    for name in ("errors", "clock", "names", "role", "watch", "settings", "sampling", "identity", "guard")
+    for name in ("errors", "clock", "names", "role", "watch", "settings", "sampling", "placement", "identity", "guard")
 )
 """The ground floor, lowest first: each file sees only those before it."""
 
@@ -34,6 +34,8 @@ LAUNCH = "trainspan.launch"
 RELAY = "trainspan.relay"
 TIMELINE, GOODPUT, PROBES = f"{RELAY}.timeline", f"{RELAY}.goodput", f"{RELAY}.probes"
 SIGNALS, OTLP = f"{RELAY}.signals", f"{RELAY}.otlp"
+STARTUP = "trainspan.startup"
+DISTRO = "trainspan.distro"
 REPORT = "trainspan.report"
 CLI = "trainspan.cli"
 TESTING = "trainspan.testing"
@@ -62,7 +64,7 @@ ROOMS = {
     LAUNCH: Room(FLOOR, never=RANK_NEVER),
     RECORD: Room((*FLOOR, RECORDING, LAUNCH, RECORD), others=("torch",), never=RANK_NEVER),
     # Joins Python's own start with RECORD.
-    "trainspan.startup": Room((*FLOOR, RECORD), never=RANK_NEVER),
+    STARTUP: Room((*FLOOR, RECORD), never=RANK_NEVER),
     # Of the recording it knows what a mark means, which is a page of numbers.
     TIMELINE: Room((*FLOOR, f"{RECORDING}.layout", TIMELINE), never=PURE_NEVER),
     GOODPUT: Room((*FLOOR, TIMELINE, GOODPUT), never=PURE_NEVER),
@@ -72,7 +74,10 @@ ROOMS = {
     SIGNALS: Room((*FLOOR, ROOT, TIMELINE, GOODPUT, SIGNALS), others=("opentelemetry",)),
     OTLP: Room((*FLOOR, ROOT, OTLP), others=("google.protobuf", "grpc", "opentelemetry", "requests")),
     RELAY: Room((*FLOOR, ROOT, RECORDING, LAUNCH, RELAY)),
-    "trainspan.distro": Room(FLOOR, others=("opentelemetry.instrumentation", "opentelemetry.environment_variables")),
+    # In a rank whose user has asked for the SDK there: what the relay speaks with, and nothing else of the relay.
+    DISTRO: Room(
+        (*FLOOR, STARTUP, f"{RECORD}.recorder", f"{RECORDING}.places", OTLP, DISTRO), others=("opentelemetry",)
+    ),
     REPORT: Room((*FLOOR, ROOT, RECORDING, TIMELINE, GOODPUT, REPORT), others=("rich",)),
     CLI: Room(("trainspan",), others=("rich",)),
     "trainspan.__main__": Room((CLI,)),
@@ -191,7 +196,9 @@ def test_importing_trainspan_loads_nothing_heavy(loaded: str) -> None:
         ("trainspan.relay.tail", "from trainspan.record import marker"),
         ("trainspan.relay.otlp.exporters", "from trainspan.report import render"),
         ("trainspan.relay.signals.spans", "from trainspan.relay import pipeline"),
-        ("trainspan.distro", "import opentelemetry.sdk"),
+        ("trainspan.distro.steps", "import torch"),
+        ("trainspan.distro.steps", "from trainspan.relay import pipeline"),
+        ("trainspan.record.recorder", "from trainspan.distro import steps"),
         ("trainspan.report.load", "import opentelemetry"),
         ("trainspan.cli.report", "import torch"),
         ("trainspan.testing.clock", "from trainspan.record import marker"),

@@ -52,6 +52,9 @@ HELPERS = [
     [COMPILE_WORKER, "--pickler=torch._inductor.compile_worker.subproc_pool.SubprocPickler", "--kind=fork"],
     [*FLAGS, COMPILE_WORKER, "--kind=fork", "--workers=2", "--parent=4711"],
     ["-m", "torch._inductor.compile_worker", "--workers=2"],
+    ["/opt/env/bin/trainspan", "run", "--", "torchrun", "train.py"],
+    ["-m", "trainspan", "report"],
+    ["-m", "trainspan.relay", "/dev/shm/trainspan-x"],
 ]
 SPAWNS = [
     ["-c", FORKSERVER],

@@ -58,15 +58,22 @@ def journals_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _JOURNAL.fullmatch(path.name) and not path.is_symlink())
 
 
-def claim(folder: Path, signal: Signal, node_rank: int) -> tuple[Path, Claim]:
+def claim(folder: Path, signal: Signal, node_rank: int | None) -> tuple[Path, Claim]:
     """The node's file of a signal, or where another live process holds that, a file of this process's own.
+
+    Args:
+        folder: the run folder.
+        signal: what the file holds.
+        node_rank: rank of the node in the job; None leaves the node's file to its relay.
 
     Raises:
         RecordingRefused: neither can be opened.
     """
-    path = folder / name_of(signal, node_rank)
-    # A file system without locks cannot tell whether somebody else writes there, so nobody shares a file.
-    claimed = claim_file(path, os.O_CREAT, unlocked=False)
+    path = folder / (spare_name_of(signal) if node_rank is None else name_of(signal, node_rank))
+    claimed = None
+    if node_rank is not None:
+        # A file system without locks cannot tell whether somebody else writes there, so nobody shares a file.
+        claimed = claim_file(path, os.O_CREAT, unlocked=False)
     if claimed is None:
         path = folder / spare_name_of(signal)
         claimed = claim_file(path, os.O_CREAT, unlocked=True)

@@ -2,7 +2,8 @@
 
     traces.jsonl  metrics.jsonl  logs.jsonl     of node 0, over all attempts of the run
     traces.3.jsonl                              of node 3
-    traces.<host>-<pid>.jsonl                   of a relay that found the node's file held by another live process
+    traces.<host>-<pid>.jsonl                   of a relay that found the node's file held by another live process,
+                                                or of a rank: the spans of its own script
     traces.jsonl.cursor                         how far it is delivered
 
 A line is appended with one write before anybody tries to deliver it, and the cursor moves after it was accepted. A

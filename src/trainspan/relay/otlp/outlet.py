@@ -52,7 +52,7 @@ class Outlet:
 
     Args:
         folder: the run folder; it exists, and is private.
-        node_rank: rank of the node in the job; names its files.
+        node_rank: rank of the node in the job; names its files. None: this is not the node's relay.
         environ: the environment, for the `OTEL_*` variables.
         spool_bytes: bound of each signal's file.
         log: told of what goes wrong, once per cause. A variable that is not understood is one such cause: its signal is
@@ -63,7 +63,12 @@ class Outlet:
     """
 
     def __init__(
-        self, folder: Path, node_rank: int, environ: Mapping[str, str], spool_bytes: int, log: Callable[[str], None]
+        self,
+        folder: Path,
+        node_rank: int | None,
+        environ: Mapping[str, str],
+        spool_bytes: int,
+        log: Callable[[str], None],
     ):
         complain = Complaints(log)
         self._lanes: dict[Signal, _Lane] = {}
