@@ -102,7 +102,9 @@ def _spawn(recording_dir: Path, run_folder: Path, lock: int) -> None:
 
 def _relay_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The starter's environment without what would make the relay look for torch, or instrument itself."""
-    relayed = {name: value for name, value in environ.items() if name != "TRAINSPAN_ENABLED"}
+    # Of an endpoint that is down or refuses us, gRPC's own core writes a line for each try; the relay says it once.
+    relayed = {"GRPC_VERBOSITY": "NONE", **environ}
+    relayed.pop("TRAINSPAN_ENABLED", None)
     if "PYTHONPATH" in relayed:
         kept = (path for path in relayed["PYTHONPATH"].split(os.pathsep) if not path.endswith(_INSTRUMENTING))
         relayed["PYTHONPATH"] = os.pathsep.join(kept)

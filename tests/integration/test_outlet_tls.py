@@ -5,6 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from opentelemetry._logs import LogRecord
+from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, TraceFlags
 
@@ -12,6 +14,7 @@ from trainspan.errors import SettingError
 from trainspan.relay.otlp.destinations import destination
 from trainspan.relay.otlp.exporters import build
 from trainspan.relay.otlp.outlet import Outlet
+from trainspan.relay.otlp.reach import ask
 from trainspan.relay.otlp.resource import HashedResource
 from trainspan.testing.otlp_sink import OtlpSink, Protocol, Tls
 
@@ -28,6 +31,7 @@ pytestmark = pytest.mark.skipif(
 def _bundle_of_the_host(pem: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many hosts name a bundle of their own, which must not count for an endpoint with a certificate of its own."""
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(pem / "other.pem"))
+    monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +52,21 @@ def _openssl(folder: Path, arguments: str) -> None:
     subprocess.run(["openssl", *arguments.split()], cwd=folder, check=True, capture_output=True)
 
 
+def a_span() -> ReadableSpan:
+    """Any span."""
+    context = SpanContext(1, 1, False, TraceFlags(1))
+    return ReadableSpan("secret", context, resource=HashedResource({"service.name": "t"}))
+
+
+def a_record() -> ReadableLogRecord:
+    """Any log record."""
+    return ReadableLogRecord(LogRecord(timestamp=1, body="secret"), HashedResource({"service.name": "t"}))
+
+
 def deliver(folder: Path, environ: dict[str, str], timeout_s: float) -> bool:
     """Whether a span arrived."""
     outlet = Outlet(folder, 0, environ, 1 << 20, print)
-    outlet.put_spans(
-        [
-            ReadableSpan(
-                "secret", SpanContext(1, 1, False, TraceFlags(1)), resource=HashedResource({"service.name": "t"})
-            )
-        ]
-    )
+    outlet.put_spans([a_span()])
     return outlet.close(timeout_s)
 
 
@@ -97,6 +106,45 @@ def test_client_shows_its_certificate(protocol: Protocol, pem: Path, tmp_path: P
         delivered = deliver(tmp_path, environ, timeout_s=20)
 
     assert delivered
+
+
+def with_certificates(sink: OtlpSink, pem: Path, ca: str | None, client: str | None) -> dict[str, str]:
+    """The environment of a client that trusts `ca` and shows the certificate of `client`."""
+    files = {"CERTIFICATE": ca, "CLIENT_CERTIFICATE": client, "CLIENT_KEY": client and client.replace(".pem", ".key")}
+    given = {f"OTEL_EXPORTER_OTLP_{name}": str(pem / file) for name, file in files.items() if file}
+    return {**sink.environ, **given}
+
+
+@pytest.mark.parametrize(
+    ("ca", "client", "verdict", "said"),
+    [
+        ("ca.pem", None, "tls_client_missing", "it wants a client certificate ("),
+        ("ca.pem", "other.pem", "tls_client", "it does not accept our client certificate ("),
+        ("other.pem", "client.pem", "tls_server", "its certificate is not trusted here ("),
+    ],
+    ids=["missing", "stranger", "unknown-server"],
+)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_refused_certificate_is_said_once(
+    protocol: Protocol, pem: Path, tmp_path: Path, ca: str, client: str | None, verdict: str, said: str
+) -> None:
+    """Three signals have one cause; an exporter alone would say `SSLError`, or nothing before its timeout."""
+    messages: list[str] = []
+    with OtlpSink(protocol, Tls(pem / "server.pem", pem / "server.key", client_ca=pem / "ca.pem")) as sink:
+        environ = with_certificates(sink, pem, ca, client)
+        outlet = Outlet(tmp_path, 0, environ, 1 << 20, messages.append)
+        outlet.put_spans([a_span()])
+        outlet.put_logs([a_record()])
+
+        delivered = outlet.close(3)
+        answer = ask(destination("traces", environ), 20)
+
+        attempts = sink.attempts
+    assert not delivered
+    assert attempts == 0
+    assert answer.verdict == verdict
+    assert len(messages) == 1
+    assert messages[0].startswith(f"{sink.endpoint}: {said}")
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: Command, words: list[str]) -> int:
+    # gRPC's own core writes a line for each try that fails; what matters of it we say ourselves.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     module = cast("CommandModule", importlib.import_module(command.module))
     parser = argparse.ArgumentParser(
         prog=f"trainspan {command.name}",

@@ -1,16 +1,18 @@
 """What would be exported where, and what each endpoint says to an empty export."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Final, TypeAlias
 
 from trainspan.cli.checks.finding import Finding, State
 from trainspan.errors import SettingError
-from trainspan.relay.otlp.destinations import Destination, destinations
-from trainspan.relay.otlp.reach import Answer, Verdict, ask
+from trainspan.relay.otlp.destinations import Destination, Signal, destinations
+from trainspan.relay.otlp.reach import CERTIFICATES, Answer, Verdict, ask
 
 AREA: Final = "export"
 TIMEOUT_S: Final = 3.0
+
+_Asked: TypeAlias = tuple[Destination, Answer | None]
 
 _SAID: Final[Mapping[Verdict, str]] = {
     "accepted": "reachable, and takes them",
@@ -24,6 +26,7 @@ _SAID: Final[Mapping[Verdict, str]] = {
     "unavailable": "it is up, but takes nothing just now",
     "not_otlp": "what answers there does not speak OTLP over {protocol}",
     "misconfigured": "it cannot be used",
+    **{verdict: said for verdict, (said, _) in CERTIFICATES.items()},
 }
 
 _PORTS: Final = "port 4318 is http/protobuf, port 4317 is grpc"
@@ -41,6 +44,7 @@ _ADVICE: Final[Mapping[Verdict, str]] = {
     "unavailable": "look at its log; what is recorded waits on disk, and is sent when it answers",
     "not_otlp": f"check the port and OTEL_EXPORTER_OTLP_PROTOCOL ({_PORTS})",
     "misconfigured": "correct the OTEL_EXPORTER_OTLP_* variable",
+    **{verdict: advice for verdict, (_, advice) in CERTIFICATES.items()},
 }
 
 
@@ -53,15 +57,25 @@ def check(environ: Mapping[str, str]) -> Iterator[Finding]:
         return
     with ThreadPoolExecutor(max_workers=len(found)) as pool:
         answers = pool.map(_answer_of, found)
-        yield from (_finding(where, answer) for where, answer in zip(found, answers, strict=True))
+        for group in _grouped(zip(found, answers, strict=True)):
+            yield _finding([where.signal for where, _ in group], *group[0])
 
 
 def _answer_of(where: Destination) -> Answer | None:
     return ask(where, min(TIMEOUT_S, where.timeout_s)) if where.kind == "otlp" else None
 
 
-def _finding(where: Destination, answer: Answer | None) -> Finding:
-    signal = where.signal
+def _grouped(asked: Iterable[_Asked]) -> list[list[_Asked]]:
+    """What was asked, with those together that are refused over the same certificate: one cause, one finding."""
+    groups: dict[object, list[_Asked]] = {}
+    for where, answer in asked:
+        shared = answer is not None and answer.verdict in CERTIFICATES
+        groups.setdefault((where.place, where.protocol, answer) if shared else where.signal, []).append((where, answer))
+    return list(groups.values())
+
+
+def _finding(signals: list[Signal], where: Destination, answer: Answer | None) -> Finding:
+    signal = ", ".join(signals)
     facts: dict[str, object] = {"signal": signal, "kind": where.kind}
     if answer is None:
         said = {

@@ -53,6 +53,13 @@ class Destination:
     insecure: bool = False
 
     @property
+    def has_tls(self) -> bool:
+        """Whether it is an endpoint to which the connection is encrypted."""
+        if self.kind != "otlp":
+            return False
+        return not self.insecure if self.protocol == "grpc" else self.url.startswith("https://")
+
+    @property
     def place(self) -> str:
         """`url` as it may be shown: without a password, a path or a query, which can hold a token."""
         if self.kind != "otlp":

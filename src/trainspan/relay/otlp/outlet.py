@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk.metrics.export import MetricsData
@@ -21,10 +21,13 @@ from trainspan.relay.otlp.claims import claim
 from trainspan.relay.otlp.complaints import Complaints
 from trainspan.relay.otlp.courier import Courier
 from trainspan.relay.otlp.delivery import Delivery
-from trainspan.relay.otlp.destinations import SIGNALS, Kind, Signal, destination
+from trainspan.relay.otlp.destinations import SIGNALS, Destination, Kind, Signal, destination
 from trainspan.relay.otlp.journal import Journal
 from trainspan.relay.otlp.otlp_json import encode
 from trainspan.relay.otlp.sdk_logs import listening
+
+if TYPE_CHECKING:
+    from trainspan.relay.otlp.admission import Admission
 
 BATCH_ITEMS = 512
 """Spans or log records in one request: what the SDK's own processors send."""
@@ -178,6 +181,7 @@ class _Sender(threading.Thread):
         self.courier = Courier(journal, delivery, complain)
         self._journal = journal
         self._delivery = delivery
+        self._admission = _admission_to(delivery.destination, complain)
         self._news = threading.Event()
         self._finishing = threading.Event()
         self._deadline = math.inf
@@ -186,10 +190,12 @@ class _Sender(threading.Thread):
         while True:
             self._news.clear()
             finishing = self._finishing.is_set()
-            step = self.courier.step()
+            step = "stuck" if self._is_refused() else self.courier.step()
             if step == "moved":
                 self._journal.trim()
             elif step == "stuck":
+                if self._admission and self.courier.last.verdict == "unanswered":
+                    self._admission.doubt()
                 if not self._wait_before_next_try(finishing):
                     return
             elif finishing:
@@ -213,6 +219,13 @@ class _Sender(threading.Thread):
         self._delivery.close()
         return not self.is_alive() and self._journal.pending_bytes == 0
 
+    def _is_refused(self) -> bool:
+        """Whether there is something to deliver, and our or the endpoint's certificate is in the way."""
+        if self._admission is None or not self._journal.pending_bytes or not self._admission.is_refused():
+            return False
+        self.courier.refusals += 1
+        return True
+
     def _wait_before_next_try(self, finishing: bool) -> bool:
         """Whether there is a next try."""
         backoff_s = self.courier.backoff_s()
@@ -223,6 +236,15 @@ class _Sender(threading.Thread):
             return False
         time.sleep(backoff_s)
         return True
+
+
+def _admission_to(where: Destination, complain: Complaints) -> "Admission | None":
+    if not where.has_tls:
+        return None
+    # Imported here: it loads both protocols.
+    from trainspan.relay.otlp.admission import Admission
+
+    return Admission(where, complain)
 
 
 def _way_out(signal: Signal, environ: Mapping[str, str], complain: Complaints) -> tuple[Kind, Delivery | None]:

@@ -15,6 +15,7 @@ import grpc
 import requests
 
 from trainspan.relay.otlp.destinations import Destination
+from trainspan.relay.otlp.handshake import refusal
 
 Verdict: TypeAlias = Literal[
     "accepted",  # it takes this signal
@@ -23,6 +24,9 @@ Verdict: TypeAlias = Literal[
     "silent",  # no answer in time
     "dns",  # no such host
     "tls",  # the handshake failed
+    "tls_server",  # we do not trust its certificate
+    "tls_client",  # it does not accept our certificate
+    "tls_client_missing",  # it wants a certificate of us
     "unauthorized",  # it wants other credentials
     "not_found",  # it speaks the protocol, but has nothing for this signal at this path
     "unavailable",  # it takes nothing just now
@@ -37,6 +41,22 @@ class Answer(NamedTuple):
     verdict: Verdict
     seen: str
 
+
+CERTIFICATES: Final[dict[Verdict, tuple[str, str]]] = {
+    "tls_server": (
+        "its certificate is not trusted here",
+        "name the authority that signed it with OTEL_EXPORTER_OTLP_CERTIFICATE, and use a host name that is in it",
+    ),
+    "tls_client": (
+        "it does not accept our client certificate",
+        "let an authority it trusts sign OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE, and renew it when it has expired",
+    ),
+    "tls_client_missing": (
+        "it wants a client certificate",
+        "give one: OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY",
+    ),
+}
+"""What a verdict about certificates means, and what to do: in the same words wherever it is said."""
 
 _SEEN_MAX_CHARACTERS: Final = 200
 
@@ -114,10 +134,22 @@ def ask(where: Destination, timeout_s: float) -> Answer:
         timeout_s: bound, in s, for the connection and again for the answer.
     """
     try:
-        return _ask_grpc(where, timeout_s) if where.protocol == "grpc" else _ask_http(where, timeout_s)
+        answer = _ask_grpc(where, timeout_s) if where.protocol == "grpc" else _ask_http(where, timeout_s)
+        # A server that wants another certificate hangs up, which looks like many things.
+        doubtful = answer.verdict in ("tls", "not_otlp", "unavailable") and not answer.seen.startswith("HTTP ")
+        return (doubtful and where.has_tls and _judge_certificates(where, timeout_s)) or answer
     except (OSError, ValueError) as error:
         # An address that is none, a header that cannot be sent, a file that is no certificate.
         return Answer("misconfigured", _line(error))
+
+
+def _judge_certificates(where: Destination, timeout_s: float) -> Answer | None:
+    refused = refusal(where, timeout_s)
+    if refused is None:
+        return None
+    if refused.by == "us":
+        return Answer("tls_server", refused.seen)
+    return Answer("tls_client" if where.client_certificate else "tls_client_missing", refused.seen)
 
 
 def _ask_http(where: Destination, timeout_s: float) -> Answer:
