@@ -12,16 +12,19 @@ examples:
   trainspan relay /recordings                     a volume that a pod's ranks share:
                                                   give them TRAINSPAN_RELAY=off and
                                                   TRAINSPAN_RECORDING_DIR=/recordings
+  trainspan relay --stay /recordings              in a DaemonSet
   trainspan relay ~/copied/recordings --run-folder ~/runs/llama-7
 
 It serves every recording below DIR, of any run, and leaves when all of them are
-closed and exported. Where to: the OTEL_* variables, else the run folder.
+closed and exported, or with --stay never. SIGTERM ends it once the ranks have
+ended, after 20 s at most. Where to: the OTEL_* variables, else the run folder.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `trainspan relay`."""
     parser.add_argument("recording_dir", metavar="DIR", type=Path, help="the directory the ranks record in")
+    parser.add_argument("--stay", action="store_true", help="wait for more recordings, until SIGTERM")
     parser.add_argument(
         "--run-folder", metavar="F", type=Path, help="where to write (default: each run's folder in TRAINSPAN_DIR)"
     )
@@ -30,4 +33,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Serve; the exit code of the relay."""
     settings_of(environ)
-    return process.serve(arguments.recording_dir, arguments.run_folder, environ)
+    return process.serve(arguments.recording_dir, arguments.run_folder, environ, stay=arguments.stay)

@@ -3,14 +3,20 @@
 It looks at the recordings five times a second and when a recorded process ends, and leaves when every recording it has
 seen is closed and what they held is delivered or safe on disk. A recording made while it was leaving is still served:
 the lock is let go first, and the directory looked at once more.
+
+Who ends a job tells the relay too (SLURM every process, Kubernetes every container), and the ranks' last words come
+after that. So a relay that is told to end goes on until they have ended, for LAST_WORDS_S at most.
 """
 
 import atexit
 import contextlib
+import math
 import os
+import signal
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Event
 
 from trainspan import launch, settings
 from trainspan.clock import Clock, SystemClock
@@ -30,6 +36,9 @@ LINGER_S = 0.5
 
 CLOSE_S = 2.0
 """How long it tries to deliver at the end; what is left is on disk for `trainspan replay`."""
+
+LAST_WORDS_S = 20.0
+"""How long it goes on after SIGTERM while ranks live: schedulers kill what is left after 30 s."""
 
 _NICENESS = 5
 
@@ -65,16 +74,26 @@ class Relay:
         self._pipelines: dict[str, Pipeline] = {}
         self.recordings = 0
 
-    def serve(self) -> None:
-        """Return when there is nothing left to serve."""
+    def serve(self, first_recording_s: float = FIRST_RECORDING_S, told: Event | None = None) -> None:
+        """Return when there is nothing left to serve.
+
+        Args:
+            first_recording_s: how long it waits for the first one.
+            told: set when it is to end soon; None: nobody can tell it.
+        """
         idle_since_ns = self._clock.monotonic_ns()
+        told_ns = None
         while True:
             self.look()
             now_ns = self._clock.monotonic_ns()
             if self._tail.open_recordings() or any(pipeline.busy() for pipeline in self._pipelines.values()):
                 idle_since_ns = now_ns
-            elif now_ns - idle_since_ns > (LINGER_S if self.recordings else FIRST_RECORDING_S) * 1e9:
+            elif now_ns - idle_since_ns > (LINGER_S if self.recordings or told_ns else first_recording_s) * 1e9:
                 return
+            if told is not None and told.is_set():
+                told_ns = told_ns or now_ns
+                if now_ns - told_ns > LAST_WORDS_S * 1e9:
+                    return
             self._rest()
 
     def _rest(self) -> None:
@@ -110,7 +129,14 @@ class Relay:
         return self._pipelines[run]
 
 
-def serve(recording_dir: Path, run_folder: Path | None, environ: Mapping[str, str], lock: int | None = None) -> int:
+def serve(
+    recording_dir: Path,
+    run_folder: Path | None,
+    environ: Mapping[str, str],
+    lock: int | None = None,
+    *,
+    stay: bool = False,
+) -> int:
     """Serve `recording_dir` until its recordings are closed and flushed; the exit code of the relay.
 
     Args:
@@ -118,6 +144,7 @@ def serve(recording_dir: Path, run_folder: Path | None, environ: Mapping[str, st
         run_folder: where to write; None: the folder of each run in the state directory.
         environ: the settings.
         lock: descriptor that holds the relay's lock already; None: take it.
+        stay: go on waiting for recordings until SIGTERM or SIGINT.
     """
     if not recording_dir.is_dir():
         log(f"{recording_dir} is not a directory")
@@ -128,6 +155,7 @@ def serve(recording_dir: Path, run_folder: Path | None, environ: Mapping[str, st
         return 1
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)  # the ranks come first
+    told = _told_to_end()
     while descriptor is not None:
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -136,19 +164,33 @@ def serve(recording_dir: Path, run_folder: Path | None, environ: Mapping[str, st
         except SettingError as error:
             log(str(error))
             return 2
-        relay.serve()
+        relay.serve(math.inf if stay else FIRST_RECORDING_S, told)
         delivered = relay.close()
         if not delivered:
             log("not everything could be delivered; it is on disk: trainspan replay")
-        descriptor = _leave(recording_dir, run_folder, descriptor)
+        if not stay or told.is_set():
+            descriptor = _leave(recording_dir, run_folder, descriptor, told)
     return 0
 
 
-def _leave(recording_dir: Path, run_folder: Path | None, descriptor: int) -> int | None:
+def _told_to_end() -> Event:
+    """Set by SIGTERM or SIGINT from now on. The first of them ends nothing at once; a second SIGINT does."""
+    told = Event()
+
+    def tell(number: int, _: object) -> None:
+        told.set()
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGINT else signal.SIG_IGN)
+
+    signal.signal(signal.SIGTERM, tell)
+    signal.signal(signal.SIGINT, tell)
+    return told
+
+
+def _leave(recording_dir: Path, run_folder: Path | None, descriptor: int, told: Event) -> int | None:
     """Let go of the lock. If a recording came meanwhile and nobody serves it: the lock again, else None."""
     places.retire(recording_dir, run_folder, launch.LOCK_NAME)
     os.close(descriptor)
-    if not any(Tail(recording_dir, lambda _: None).look()):
+    if told.is_set() or not any(Tail(recording_dir, lambda _: None).look()):
         return None
     return launch.take_lock(recording_dir)
 

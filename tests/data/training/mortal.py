@@ -1,12 +1,14 @@
 """Trains a few steps; in step STEP it does WHAT in the middle of PHASE. Arguments: PHASE WHAT STEP.
 
-WHAT: `kill` (SIGKILL itself), `raise`, or `nothing`. Its last line says when `main` was done, by the monotonic clock.
+WHAT: `kill` (SIGKILL itself), `raise`, `hang` (says so, and goes no further), or `nothing`. Its last line says when
+`main` was done, by the monotonic clock.
 """
 
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +34,9 @@ class Fate:
             return
         if self.what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.what == "hang":
+            print("hanging", flush=True)
+            threading.Event().wait()
         if self.what == "raise":
             raise ValueError("canary-secret-4711")
 
