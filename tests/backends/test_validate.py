@@ -1,6 +1,7 @@
 """Every configuration under collector-config/ loads in the program it is for."""
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,18 @@ def test_a_mistake_is_named(
     assert result.returncode == 1
     assert complaint in result.stderr
     assert result.stdout.count("failed") == 1
+
+
+@pytest.mark.backends("that the real Collector loads the files of docs/existing-stacks")
+@pytest.mark.parametrize("names", [("existing",), ("agent", "tempo"), ("agent", "honeycomb")], ids="+".join)
+def test_configurations_for_existing_stacks_load(repository: Path, tmp_path: Path, names: tuple[str, ...]) -> None:
+    """They are put beside what somebody runs already, by somebody who has not read our sources."""
+    folders = (repository / "collector-config", repository / "docs" / "existing-stacks" / "collector")
+    files = [next(path for folder in folders if (path := folder / f"{name}.yaml").exists()) for name in names]
+    collector = stacks.status(tmp_path)["binaries"]["otelcol"]
+
+    ran = subprocess.run(
+        [collector, "validate", *(f"--config={file}" for file in files)], capture_output=True, text=True, check=False
+    )
+
+    assert ran.returncode == 0, ran.stderr

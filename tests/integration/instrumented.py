@@ -14,6 +14,12 @@ from typing import Any, NamedTuple
 from tests.integration.relayed import PATIENCE_S, REPOSITORY, SCRIPTS, Ended
 
 BIN = Path(sys.executable).parent
+# An environment that borrows its packages from another one has no scripts of them.
+INSTRUMENT = (
+    (str(BIN / "opentelemetry-instrument"),)
+    if (BIN / "opentelemetry-instrument").exists()
+    else (sys.executable, "-c", "from opentelemetry.instrumentation.auto_instrumentation import run; run()")
+)
 LAUNCHER = ("torchrun",) if shutil.which("torchrun", path=str(BIN)) else ("python", "-m", "torch.distributed.run")
 
 # Another package of the environment: an instrumentation's last hook, which runs in every Python process and tells.
@@ -77,7 +83,7 @@ class Instrumented:
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             **environ,
         }
-        whole = [str(BIN / "opentelemetry-instrument"), *command]
+        whole = [*INSTRUMENT, *command]
         done = subprocess.run(whole, env=everything, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         return Ended(done.returncode, time.monotonic(), lines, done.stderr)

@@ -134,7 +134,6 @@ class Recorder:
     def _forget(self) -> None:
         """In a forked child: the recording is the parent's. A child that trains opens its own."""
         self.marker.detach()
-        self.identity = None
         if self._writer is not None:
             writer, self._writer = self._writer, None
             writer.abandon()
