@@ -12,8 +12,14 @@ import pytest
 BACKENDS = Path(__file__).resolve().parent.parent / "scripts" / "backends"
 
 # Set by a training job, by a user of OpenTelemetry, or by ourselves: none may reach into a test from outside.
-FOREIGN = ("TRAINSPAN_", "OTEL_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "RAY_", "KUBEFLOW_")
-FOREIGN_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TRACEPARENT")
+FOREIGN = (
+    *("TRAINSPAN_", "OTEL_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "MPI_LOCAL", "MV2_", "RAY_", "KUBEFLOW_"),
+    *("K8S_", "POD_"),
+)
+FOREIGN_NAMES = (
+    *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TRACEPARENT"),
+    *("NODE_NAME", "SLURMD_NODENAME"),
+)
 
 # No deadline: a test machine is as slow as it is. The same examples every time where a failure must be repeatable.
 hypothesis.settings.register_profile("trainspan", deadline=None, print_blob=True, derandomize="CI" in os.environ)

@@ -15,6 +15,7 @@ from trainspan.relay.otlp.destinations import destination
 from trainspan.relay.otlp.exporters import build
 from trainspan.relay.otlp.outlet import Outlet
 from trainspan.relay.otlp.reach import ask
+from trainspan.relay.otlp.replay import replay
 from trainspan.relay.otlp.resource import HashedResource
 from trainspan.testing.otlp_sink import OtlpSink, Protocol, Tls
 
@@ -138,11 +139,14 @@ def test_refused_certificate_is_said_once(
 
         delivered = outlet.close(3)
         answer = ask(destination("traces", environ), 20)
+        replayed = replay(tmp_path, environ, 120, lambda _: None)
 
         attempts = sink.attempts
     assert not delivered
     assert attempts == 0
     assert answer.verdict == verdict
+    # By hand too, and long before the time is up.
+    assert replayed.problems == tuple(messages)
     assert len(messages) == 1
     assert messages[0].startswith(f"{sink.endpoint}: {said}")
 

@@ -1,11 +1,15 @@
 """One attempt to hand one line to an endpoint, and what came of it."""
 
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trainspan.relay.otlp import exporters
+from trainspan.relay.otlp.complaints import Complaints
 from trainspan.relay.otlp.destinations import Destination
 from trainspan.relay.otlp.otlp_json import Unreadable, decode
 from trainspan.relay.otlp.sdk_logs import Heard, listening
+
+if TYPE_CHECKING:
+    from trainspan.relay.otlp.admission import Admission
 
 # What the specification tells a client to try again. The SDK has tried already, until its timeout.
 # Source: https://opentelemetry.io/docs/specs/otlp/#failures and #failures-1
@@ -73,6 +77,16 @@ class Delivery:
         """End what is under way, where the protocol can: a request over http waits for its timeout."""
         with listening():
             self._exporter.shutdown()
+
+
+def admission_to(where: Destination, complain: Complaints) -> "Admission | None":
+    """What tells whether certificates are in the way; None where there is no TLS."""
+    if not where.has_tls:
+        return None
+    # Imported here: it loads both protocols.
+    from trainspan.relay.otlp.admission import Admission
+
+    return Admission(where, complain)
 
 
 def _failure(heard: Heard) -> Outcome:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk.metrics.export import MetricsData
@@ -20,14 +20,11 @@ from trainspan.errors import SettingError
 from trainspan.relay.otlp.claims import claim
 from trainspan.relay.otlp.complaints import Complaints
 from trainspan.relay.otlp.courier import Courier
-from trainspan.relay.otlp.delivery import Delivery
-from trainspan.relay.otlp.destinations import SIGNALS, Destination, Kind, Signal, destination
+from trainspan.relay.otlp.delivery import Delivery, admission_to
+from trainspan.relay.otlp.destinations import SIGNALS, Kind, Signal, destination
 from trainspan.relay.otlp.journal import Journal
 from trainspan.relay.otlp.otlp_json import encode
 from trainspan.relay.otlp.sdk_logs import listening
-
-if TYPE_CHECKING:
-    from trainspan.relay.otlp.admission import Admission
 
 BATCH_ITEMS = 512
 """Spans or log records in one request: what the SDK's own processors send."""
@@ -181,7 +178,7 @@ class _Sender(threading.Thread):
         self.courier = Courier(journal, delivery, complain)
         self._journal = journal
         self._delivery = delivery
-        self._admission = _admission_to(delivery.destination, complain)
+        self._admission = admission_to(delivery.destination, complain)
         self._news = threading.Event()
         self._finishing = threading.Event()
         self._deadline = math.inf
@@ -236,15 +233,6 @@ class _Sender(threading.Thread):
             return False
         time.sleep(backoff_s)
         return True
-
-
-def _admission_to(where: Destination, complain: Complaints) -> "Admission | None":
-    if not where.has_tls:
-        return None
-    # Imported here: it loads both protocols.
-    from trainspan.relay.otlp.admission import Admission
-
-    return Admission(where, complain)
 
 
 def _way_out(signal: Signal, environ: Mapping[str, str], complain: Complaints) -> tuple[Kind, Delivery | None]:

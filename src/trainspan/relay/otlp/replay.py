@@ -13,7 +13,7 @@ from trainspan.errors import SettingError
 from trainspan.relay.otlp.claims import claim_file, journals_in, signal_of
 from trainspan.relay.otlp.complaints import Complaints
 from trainspan.relay.otlp.courier import Courier
-from trainspan.relay.otlp.delivery import Delivery
+from trainspan.relay.otlp.delivery import Delivery, admission_to
 from trainspan.relay.otlp.destinations import Destination, Signal, destinations
 from trainspan.relay.otlp.journal import Journal
 
@@ -128,6 +128,7 @@ class _Carrier:
         self._journals = journals
         self._complain = complain
         self._delivery = Delivery(goal)
+        self._admission = admission_to(goal, complain)
         self._ended = threading.Event()
 
     @property
@@ -148,7 +149,9 @@ class _Carrier:
         return sum(journal.pending_bytes for journal in self._journals)
 
     def _carry_all(self, news: "queue.SimpleQueue[Progress | None]") -> None:
-        for journal in self._journals:
+        # Whoever replays by hand waits for the answer: it will not change by itself.
+        refused = self._admission is not None and self._admission.is_refused()
+        for journal in () if refused else self._journals:
             self._carry(journal, news)
         news.put(None)
 
