@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -137,7 +138,10 @@ def test_refused_certificate_is_said_once(
         outlet.put_spans([a_span()])
         outlet.put_logs([a_record()])
 
-        delivered = outlet.close(3)
+        deadline = time.monotonic() + 60
+        while not messages and time.monotonic() < deadline:
+            time.sleep(0.02)
+        delivered = outlet.close(0.5)
         answer = ask(destination("traces", environ), 20)
         replayed = replay(tmp_path, environ, 120, lambda _: None)
 
