@@ -1,9 +1,11 @@
-"""The stack that tests of the real backends share."""
+"""The stacks and the run that tests of the real backends share."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.backends import runs
 from tests.backends import stack as stacks
 
 
@@ -25,3 +27,28 @@ def tls_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[stacks.Stack
         yield stacks.up(folder, "--mtls")
     finally:
         stacks.run("down", folder)
+
+
+@pytest.fixture
+def own_stack(tmp_path: Path) -> Iterator[stacks.Stack]:
+    """A stack for one test, which ends parts of it."""
+    folder = tmp_path / "stack"
+    try:
+        yield stacks.up(folder)
+    finally:
+        stacks.run("down", folder)
+
+
+@pytest.fixture(scope="session")
+def ddp_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
+    """Two ranks under torchrun, trained to their end, with the shared stack for an endpoint."""
+    state = tmp_path_factory.mktemp("ddp-run")
+    return runs.run("clocked_ddp.py", state=state, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http}, ranks=2)
+
+
+@pytest.fixture(scope="session")
+def paced_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
+    """One process that trains for eight seconds, so that it is seen while it lives, into the shared stack."""
+    state = tmp_path_factory.mktemp("paced-run")
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http}
+    return runs.run("paced.py", "8", "0.02", str(state / "model.pt"), state=state, environ=environ)

@@ -1,6 +1,5 @@
 """Telemetry of a rank, through the shipped configurations, into the real Jaeger and Prometheus and out again."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,6 @@ from tests.backends.stack import Stack
 from trainspan import names
 
 pytestmark = pytest.mark.backends("that telemetry gets through the shipped configurations into Jaeger and Prometheus")
-
-
-@pytest.fixture
-def own_stack(tmp_path: Path) -> Iterator[Stack]:
-    """A stack for one test, which ends parts of it."""
-    try:
-        yield stacks.up(tmp_path)
-    finally:
-        stacks.run("down", tmp_path)
 
 
 def test_a_step_arrives_in_jaeger_as_it_was_sent(stack: Stack) -> None:
