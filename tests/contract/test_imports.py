@@ -78,7 +78,7 @@ ROOMS = {
     DISTRO: Room(
         (*FLOOR, STARTUP, f"{RECORD}.recorder", f"{RECORDING}.places", OTLP, DISTRO), others=("opentelemetry",)
     ),
-    REPORT: Room((*FLOOR, ROOT, RECORDING, TIMELINE, GOODPUT, REPORT), others=("rich",)),
+    REPORT: Room((*FLOOR, ROOT, RECORDING, TIMELINE, GOODPUT, REPORT), others=("rich", "tensorboard")),
     CLI: Room(("trainspan",), others=("rich",)),
     "trainspan.__main__": Room((CLI,)),
     TESTING: Room((*FLOOR, ROOT, RECORDING, RELAY, TESTING), others=("google.protobuf", "grpc", "opentelemetry")),

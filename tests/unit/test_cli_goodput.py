@@ -36,6 +36,7 @@ KEYS = {
     "recovery_s",
     "pace",
     "ettr",
+    "mfu",
     "projection",
     "rolling",
 }
@@ -246,3 +247,47 @@ def test_times_in_every_form_are_the_same() -> None:
         3600 * S,
         604_800 * S,
     ]
+
+
+def test_picture_scalars_and_mfu_are_made_when_asked(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A picture goes into the report of the week, the scalars beside the loss."""
+    leave_ledger(state, *one_restart())
+    out = state / "out"
+    out.mkdir()
+
+    files = ("--picture", str(out / "goodput.svg"), "--tensorboard", str(out / "logs"))
+    said = said_json(*files, "--flops-per-step", "2e12", "--peak-flops", "1e12", capsys=capsys)
+
+    assert (out / "goodput.svg").read_text(encoding="utf-8").startswith("<svg ")
+    assert len(list((out / "logs").iterdir())) == 1
+    assert said["mfu"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--flops-per-step", "1e12"], "the MFU needs both --flops-per-step and --peak-flops"),
+        (["--flops-per-step", "many", "--peak-flops", "1"], "'many' is no number above zero"),
+        (["--peak-flops", "-1", "--flops-per-step", "1"], "'-1' is no number above zero"),
+    ],
+)
+def test_half_an_mfu_is_refused(
+    state: Path, capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
+) -> None:
+    """A number that was meant otherwise must not become one that is believed."""
+    leave_ledger(state, *one_restart())
+
+    code = main(["goodput", *words])
+
+    assert code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_picture_that_cannot_be_written_says_so(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that is missing is the usual case."""
+    leave_ledger(state, *one_restart())
+
+    code = main(["goodput", "--picture", str(state / "missing" / "goodput.svg")])
+
+    assert code == 1
+    assert "goodput.svg cannot be written: No such file or directory" in capsys.readouterr().err

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from trainspan.cli.command import OK, add_dir, settings_of, with_dir
-from trainspan.errors import SettingError
+from trainspan.errors import SettingError, TrainspanError
 from trainspan.relay.goodput.queries import Window
 from trainspan.report.folder import find_run
 from trainspan.report.goodput import Question, Source, answer, from_ledger, from_ml_goodput, to_json
+from trainspan.report.goodput_picture import picture
+from trainspan.report.goodput_tensorboard import write_scalars
 from trainspan.report.goodput_view import render
 from trainspan.report.render import console_for
 from trainspan.settings import state_dir
@@ -25,6 +27,8 @@ examples:
   trainspan goodput --since 2026-11-21T08:00 --until 2026-11-21T20:00
   trainspan goodput --window 1h --window 24h --json | jq .rolling
   trainspan goodput log.jsonl --input ml-goodput
+  trainspan goodput --picture goodput.svg --tensorboard runs/goodput
+  trainspan goodput --flops-per-step 3.2e15 --peak-flops 7.9e15   adds the MFU
 
 T is ISO 8601 (without a zone: local time) or Unix seconds. Every second of the
 window is in exactly one state; the states add up to the total. The time of a run
@@ -57,6 +61,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--window", metavar="LENGTH", type=length_ns, action="append", default=[], help="also the last 90s, 15m, 1h, 7d"
     )
     parser.add_argument("--by", choices=("attempt", "rank", "node"), help="also one answer for each")
+    parser.add_argument(
+        "--flops-per-step",
+        metavar="N",
+        type=positive,
+        help="FLOPs of the model in one step, over all ranks; for the MFU",
+    )
+    parser.add_argument(
+        "--peak-flops", metavar="N", type=positive, help="peak FLOP/s of all devices of the job together; for the MFU"
+    )
+    parser.add_argument("--picture", metavar="FILE.svg", type=Path, help="also draw the waterfall into this file")
+    parser.add_argument(
+        "--tensorboard", metavar="DIR", type=Path, help="also write scalars over the time of the run, for TensorBoard"
+    )
     parser.add_argument("--json", action="store_true", help="as JSON; the keys stay (docs/goodput.md)")
     add_dir(parser)
 
@@ -64,7 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the answer."""
     question = _question(arguments)
-    said = answer(_source(arguments, environ), question)
+    source = _source(arguments, environ)
+    said = answer(source, question)
+    if arguments.picture is not None:
+        _write(arguments.picture, picture(said))
+    if arguments.tensorboard is not None:
+        write_scalars(arguments.tensorboard, source.history, said.asked)
     if arguments.json:
         print(json.dumps(to_json(said), indent=2))
     else:
@@ -78,7 +100,17 @@ def _question(arguments: argparse.Namespace) -> Question:
     if since_ns is not None and until_ns is not None and since_ns >= until_ns:
         raise SettingError(f"--since {since_ns / _NS:.0f} is not before --until {until_ns / _NS:.0f} (Unix seconds)")
     window = Window(since_ns, until_ns, tuple(arguments.exclude))
-    return Question(window, tuple(dict.fromkeys(arguments.window)), arguments.by)
+    if (arguments.flops_per_step is None) != (arguments.peak_flops is None):
+        raise SettingError("the MFU needs both --flops-per-step and --peak-flops")
+    flops = None if arguments.peak_flops is None else (arguments.flops_per_step, arguments.peak_flops)
+    return Question(window, tuple(dict.fromkeys(arguments.window)), arguments.by, flops)
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TrainspanError(f"{file} cannot be written: {error.strerror}") from error
 
 
 def _source(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Source:
@@ -112,6 +144,17 @@ def _iso_seconds(text: str) -> float:
         return datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text)).timestamp()
     except (ValueError, OverflowError, OSError):
         return math.nan
+
+
+def positive(text: str) -> float:
+    """A number above zero; for argparse."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above zero; write 3.2e15")
+    return number
 
 
 def stretch_ns(text: str) -> tuple[int, int]:

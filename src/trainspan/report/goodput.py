@@ -14,7 +14,7 @@ from trainspan.relay.goodput import ledger
 from trainspan.relay.goodput.history import Disruption, RunHistory
 from trainspan.relay.goodput.ml_goodput import Log, facts_of, in_their_words, parse
 from trainspan.relay.goodput.projection import Projection, measure, project
-from trainspan.relay.goodput.queries import Axis, GoodputReport, Pace, Window, ettr, pace, report, reports
+from trainspan.relay.goodput.queries import Axis, GoodputReport, Pace, Window, ettr, mfu, pace, report, reports
 
 SCHEMA: Final = "trainspan.goodput"
 VERSION: Final = 1
@@ -36,11 +36,19 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked. `rolling_ns`: lengths of windows that end where `window` does; `by`: the axis to cut along."""
+    """What is asked.
+
+    Attributes:
+        window: which time.
+        rolling_ns: lengths of windows that end where `window` does.
+        by: the axis to cut along.
+        flops: of the model in one step over all ranks, and the peak per second of all devices; None: no MFU.
+    """
 
     window: Window
     rolling_ns: tuple[int, ...] = ()
     by: Axis | None = None
+    flops: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,7 @@ class Answer:
         recoveries: every attempt that began in the window after another.
         pace: how fast the newest steps are; None without steps.
         ettr: effective training time ratio; None without time.
+        mfu: model FLOPs utilization of the newest steps; None where the FLOPs were not given.
         projection: what another checkpoint interval would bring; None while the run has not shown enough.
         unread: lines that could not be read, in the files `unread_in`.
         in_their_words: the answer in the terms of the library whose log was read.
@@ -69,6 +78,7 @@ class Answer:
     recoveries: tuple[Disruption, ...]
     pace: Pace | None
     ettr: float | None
+    mfu: float | None
     projection: Projection | None
     unread: int
     unread_in: tuple[str, ...]
@@ -127,6 +137,7 @@ def answer(source: Source, question: Question) -> Answer:
     history, window = source.history, question.window
     asked = report(history, window)
     end_ns = window.until_ns if window.until_ns is not None else history.last_sign_ns or 0
+    newest = pace(history, window)
     return Answer(
         source=source.name,
         asked=asked,
@@ -137,8 +148,11 @@ def answer(source: Source, question: Question) -> Answer:
         by=question.by,
         parts=reports(history, question.by, window) if question.by else {},
         recoveries=tuple(d for d in history.disruptions() if window.overlap_ns(d.begun_ns, d.begun_ns + 1)),
-        pace=pace(history, window),
+        pace=newest,
         ettr=ettr(asked),
+        mfu=None
+        if newest is None or question.flops is None
+        else mfu(question.flops[0], newest.mean_s, question.flops[1]),
         projection=project(measure(history, window)),
         unread=source.unread,
         unread_in=source.unread_in,
@@ -158,6 +172,7 @@ def to_json(said: Answer) -> dict[str, Any]:
         "recovery_s": _recovery_s(said.recoveries),
         "pace": None if said.pace is None else said.pace._asdict(),
         "ettr": said.ettr,
+        "mfu": said.mfu,
         "projection": None if said.projection is None else asdict(said.projection),
         "rolling": [{"length_s": length / _NS, **part.to_json()} for length, part in said.rolling.items()],
         **({} if said.by is None else {"by": {said.by: {str(k): part.to_json() for k, part in said.parts.items()}}}),

@@ -59,6 +59,7 @@ def _header(said: Answer) -> Iterable[RenderableType]:
         yield Text(
             f"ideal step {duration(said.pace.ideal_s)}, the newest {'-' if said.pace.deviation_s < 0 else '+'}"
             f"{duration(abs(said.pace.deviation_s))}; ETTR {ratio(said.ettr)}"
+            f"{'' if said.mfu is None else f'; MFU {ratio(said.mfu)}'}"
         )
     if said.projection is not None:
         yield Text(
