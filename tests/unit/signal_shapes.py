@@ -14,9 +14,9 @@ UNIX_NS = 1_700_000_000_000_000_000
 """Unix time of monotonic 1000 ns."""
 
 
-def source_of(rank: int, world_size: int = 2, attempt: int = 0) -> RankSource:
+def source_of(rank: int, world_size: int = 2, attempt: int = 0, ranks_per_node: int = 8) -> RankSource:
     """A rank whose monotonic clock showed 1000 at UNIX_NS."""
-    identity = identity_of(rank, world_size=world_size, attempt=attempt)
+    identity = identity_of(rank, world_size=world_size, ranks_per_node=ranks_per_node, attempt=attempt)
     return RankSource(identity, Anchor(1000, UNIX_NS), Resource({"training.rank": rank}))
 
 

@@ -225,3 +225,14 @@ def test_any_durations_are_judged(durations_ns: list[int]) -> None:
     reasons = reasons_of(sampler, durations_ns)
 
     assert set(reasons.values()) <= {"first", "share", "slow"}
+
+
+def test_a_step_is_everybodys_if_its_number_or_its_trace_id_says_so() -> None:
+    """Below whose root a node hangs its ranks depends on it: rank 0's relay knows of nothing else."""
+    sampler = sampler_of({})
+
+    reasons = [sampler.reason_for(number, 1, number, failed=True) for number in range(7)]
+
+    assert reasons == ["failed"] * 7
+    assert [sampler.everywhere(number, "failed") for number in range(7)] == [True] * 5 + [False] * 2
+    assert sampler.everywhere(6, "last")

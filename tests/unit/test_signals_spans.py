@@ -111,6 +111,53 @@ def test_a_node_without_rank_0_refers_to_a_root_that_another_relay_makes() -> No
     assert not own_parent.is_remote
 
 
+def test_a_step_that_only_this_node_may_keep_has_a_root_of_its_own() -> None:
+    """Nobody can know here whether rank 0's relay keeps it too: an id of its own is right in both cases."""
+    parts = [part_of(rank, rank_step(7, start_ns=1000 + rank), world_size=16) for rank in (8, 9)]
+
+    root, *below = step_spans(parts, "slow", root_rank=8).spans
+
+    ranks = named(below, "training.rank_step")
+    assert root.parent is None
+    assert dict(root.attributes or {}) == {
+        "training.step": 7,
+        "training.sampled.reason": "slow",
+        "training.node_rank": 1,
+    }
+    assert context_of(root.context) == (
+        trace_id_of("run-1", 0, "step", 7),
+        span_id_of("run-1", 0, "step", 7, "root", 8),
+    )
+    assert [context_of(span.parent) for span in ranks] == [context_of(root.context)] * 2
+    assert (root.start_time, root.end_time) == (ranks[0].start_time, ranks[1].end_time)
+
+
+def test_what_comes_late_joins_the_root_its_node_has_made() -> None:
+    """A second root would be a second span of one id."""
+    late = step_spans([part_of(9, rank_step(7), world_size=16)], "slow", root_rank=8).spans
+
+    assert named(late, "training.step") == []
+    assert context_of(late[0].parent) == (
+        trace_id_of("run-1", 0, "step", 7),
+        span_id_of("run-1", 0, "step", 7, "root", 8),
+    )
+
+
+@pytest.mark.parametrize("world_size", [16, 1_000, 9_000, 40_000])
+@pytest.mark.parametrize("ranks_per_node", [1, 8])
+def test_roots_of_all_nodes_are_within_the_bound_of_a_trace(world_size: int, ranks_per_node: int) -> None:
+    """A step slow everywhere has a root from each node."""
+    step = rank_step(7, [(Phase.FORWARD, 1)] * 20)
+
+    spans = 0
+    for first in range(0, world_size, ranks_per_node):
+        ranks = range(first, min(first + ranks_per_node, world_size))
+        sources = {rank: source_of(rank, world_size, ranks_per_node=ranks_per_node) for rank in ranks}
+        spans += len(step_spans([RankPart(sources[rank], step) for rank in ranks], "slow", first).spans)
+
+    assert spans <= MOST_SPANS
+
+
 def test_the_step_in_which_a_rank_died_is_an_error_in_its_last_phase() -> None:
     """It is what the relay lives for: the last phase of a rank that could not say goodbye."""
     step = rank_step(41, [(Phase.FORWARD, 10), (Phase.BACKWARD, 20)], complete=False)

@@ -35,6 +35,13 @@ class Output(NamedTuple):
     cut: int
 
 
+class _Decision(NamedTuple):
+    """Why a step has a trace (None: it has none), and which rank's part comes with its root."""
+
+    reason: str | None
+    root_rank: int
+
+
 class _Part(NamedTuple):
     follower: RankFollower
     step: RankStep
@@ -56,7 +63,7 @@ class Assembly:
         self._sampling = sampling
         self._sampler = StepSampler(sampling, identity.run, identity.attempt)
         self._waiting: dict[int, list[_Part]] = {}
-        self._decided: OrderedDict[int, str | None] = OrderedDict()
+        self._decided: OrderedDict[int, _Decision] = OrderedDict()
         self._last: tuple[int, list[_Part]] | None = None  # the newest decided step, if it has no trace
         self._output = Output([], [], 0)
         self._closed = False
@@ -110,7 +117,7 @@ class Assembly:
             reason = self._sampler.reason_for_last()
             if reason is not None:
                 number, parts = self._last
-                self._trace(parts, reason)
+                self._trace(parts, _Decision(reason, self._root_rank(number, parts, reason)))
                 for part in parts:
                     part.follower.summary.note_sampled(number, reason)
         self._tell_attempt()
@@ -140,24 +147,36 @@ class Assembly:
         longest = max(parts, key=lambda part: part.step.end_ns - part.step.start_ns).step
         failed = any(part.end is not None or _left_by_exception(part.step) for part in parts)
         reason = self._sampler.reason_for(number, longest.end_ns - longest.start_ns, longest.end_ns, failed=failed)
-        self._decided[number] = reason
+        decision = _Decision(reason, self._root_rank(number, parts, reason))
+        self._decided[number] = decision
         if len(self._decided) > MOST_DECIDED:
             self._decided.popitem(last=False)
         self._last = None if reason else (number, parts)
         for part in parts:
             _summarise(part, reason)
-        if reason:
-            self._trace(parts, reason)
+        self._trace(parts, decision)
 
     def _late(self, part: _Part) -> None:
-        reason = self._decided[part.step.number]
-        _summarise(part, reason)
-        if reason:
-            self._trace([part], reason)
+        decision = self._decided[part.step.number]
+        _summarise(part, decision.reason)
+        self._trace([part], decision)
 
-    def _trace(self, parts: list[_Part], reason: str) -> None:
+    def _root_rank(self, number: int, parts: list[_Part], reason: str | None) -> int:
+        """The rank with whose part of the step the root of the trace comes: rank 0, or the least one here."""
+        if reason is None or any(part.follower.source.identity.rank == 0 for part in parts):
+            return 0
+        first = next((follower for follower in self.followers if follower.source.identity.rank == 0), None)
+        if self._sampler.everywhere(number, reason) if first is None else _may_tell(first, number):
+            return 0
+        return min(part.follower.source.identity.rank for part in parts)
+
+    def _trace(self, parts: list[_Part], decision: _Decision) -> None:
+        if decision.reason is None:
+            return
         made = step_spans(
-            [RankPart(p.follower.source, p.step, p.end, p.follower.device.of(p.step.number)) for p in parts], reason
+            [RankPart(p.follower.source, p.step, p.end, p.follower.device.of(p.step.number)) for p in parts],
+            decision.reason,
+            decision.root_rank,
         )
         self._tell(made.spans, made.cut)
 
@@ -209,6 +228,13 @@ def _has_told(follower: RankFollower, number: int) -> bool:
     """Whether a rank that lives has told everything of a step, its device included."""
     last = follower.last_number
     return last is not None and last >= number and not follower.device.awaits(number)
+
+
+def _may_tell(follower: RankFollower, number: int) -> bool:
+    """Whether a rank has told of a step, or still can."""
+    if follower.end is None or (follower.last_number is not None and follower.last_number >= number):
+        return True
+    return follower.unfinished is not None and follower.unfinished.number == number
 
 
 def _left_by_exception(step: RankStep) -> bool:

@@ -3,6 +3,8 @@
 What number and trace id decide alone is in `trainspan.sampling`. While `OTEL_TRACES_SAMPLER` is not set, a step that
 turned out slow is sampled too, and the last one. Slow is what a node finds slow: one whose ranks kept pace leaves its
 part out. A step that failed is always sampled, unless sampling is off.
+
+So of some steps every node makes its part of the trace, and of others only the nodes whose own outcome says so.
 """
 
 from bisect import bisect_left, insort
@@ -11,6 +13,8 @@ from typing import Final
 
 from trainspan.identity import trace_id_of
 from trainspan.sampling import Sampling
+
+LAST: Final = "last"
 
 SLOW_FACTOR: Final = 2
 """A step is slow when it takes longer than this many times the median of the steps before it."""
@@ -62,7 +66,14 @@ class StepSampler:
 
     def reason_for_last(self) -> str | None:
         """Why the last step of the attempt gets a trace though `reason_for` gave it none; None if it gets none."""
-        return "last" if self.sampling.name is None else None
+        return LAST if self.sampling.name is None else None
+
+    def everywhere(self, number: int, reason: str) -> bool:
+        """Whether every node makes its part of the trace of step `number`, which has one here for `reason`."""
+        if reason == LAST:
+            return True  # ranks that come to their end come to the same one
+        trace_id = trace_id_of(self._run, self._attempt, "step", number)
+        return self.sampling.reason_for_step(number, trace_id, self._first_number or 0) is not None
 
 
 class _Pace:

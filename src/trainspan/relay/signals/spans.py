@@ -1,8 +1,15 @@
 """The trace of one step: its root, each local rank's part of it, and that rank's phases.
 
-    training.step                  made where rank 0 is; every relay knows its id
+    training.step                  made where rank 0 is; every relay knows its id. Or where the step turned out slow or
+                                   failed, if rank 0's relay may not know of that: a root of this node's own
       training.rank_step           one for each rank, linked to the attempt
         training.data_wait ...     its intervals, `training.other` too: they follow each other without gap or overlap
+
+No message tells a relay whether another one found the same step slow. If it hung its ranks below rank 0's root, that
+root might be missing; if it made that root itself, there might be two spans of one id, which the specification forbids
+and of which every backend makes something else (Jaeger warns and no longer corrects clocks; Tempo drops one). So it
+makes a root of its own, with an id of its own: every span has its parent and no id comes twice, whoever else keeps the
+step. A step that several nodes find slow is still one trace, in which each of them stands below its own root.
 
 A trace has at most `MOST_SPANS` spans at any world size: each rank has an equal share of them. A rank that has more
 phases than its share keeps the failed ones and the longest; with more ranks than spans, every k-th rank has one span.
@@ -13,7 +20,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import Link
+from opentelemetry.trace import Link, SpanContext
 from opentelemetry.trace.status import Status, StatusCode
 
 from trainspan import names
@@ -63,39 +70,59 @@ def rank_budget(world_size: int, spans: int) -> tuple[int, int]:
     return every, spans // ranks
 
 
-def step_spans(parts: Sequence[RankPart], because: str) -> Spans:
+def step_spans(parts: Sequence[RankPart], because: str, root_rank: int = 0) -> Spans:
     """The spans of one step that this node makes.
 
     Args:
         parts: the same step of the local ranks, at least one.
         because: why the step is sampled.
+        root_rank: the root below which they are is made with the part of this rank.
 
     Cost: 10 µs a span.
     """
-    holds_root = any(part.source.identity.rank == 0 for part in parts)
-    spans = [_root(parts, because)] if holds_root else []
+    first = next((part for part in parts if part.source.identity.rank == root_rank), None)
+    spans: list[ReadableSpan] = []
     cut = 0
     for part in parts:
-        every, budget = rank_budget(part.source.identity.world_size, MOST_SPANS - 1)
+        every, budget = rank_budget(part.source.identity.world_size, MOST_SPANS - _most_roots(part, root_rank))
         if part.source.identity.rank % every:
             cut += 1 + len(part.step.intervals)
             continue
         kept = _kept(part, budget - 1)
         left_out = len(part.step.intervals) - len(kept)
-        spans.append(_rank_step(part, because, left_out, root_is_remote=not holds_root))
+        root = _root_context(part, root_rank, is_remote=first is None)
+        spans.append(_rank_step(part, because, left_out, root))
         spans += _phases(part, kept)
         cut += left_out
+    # A root of the node's own with nothing below it would tell nothing.
+    if first is not None and (spans or root_rank == 0):
+        spans.insert(0, _root(first, parts, because, root_rank))
     return Spans(spans, cut)
 
 
-def _root(parts: Sequence[RankPart], because: str) -> ReadableSpan:
-    first = next(part for part in parts if part.source.identity.rank == 0)
-    number = first.step.number
+def _most_roots(part: RankPart, root_rank: int) -> int:
+    """How many spans the roots of the trace may take in all: one; or one from each node, but half at most."""
+    if root_rank == 0:
+        return 1
+    local_world_size = max(part.source.identity.local_world_size, 1)
+    nodes = -(-part.source.identity.world_size // local_world_size)
+    # Rank 0's relay cannot know of them, so its ranks may show a little more than their share.
+    return min(nodes, MOST_SPANS // 2) + local_world_size
+
+
+def _root_context(part: RankPart, root_rank: int, *, is_remote: bool = False) -> SpanContext:
+    what = ("root", root_rank) if root_rank else ()
+    return step_context(part.source.identity, part.step.number, *what, is_remote=is_remote)
+
+
+def _root(first: RankPart, parts: Sequence[RankPart], because: str, root_rank: int) -> ReadableSpan:
+    identity, number = first.source.identity, first.step.number
+    of_node = {names.NODE_RANK: identity.node_rank} if root_rank else {}
     return ReadableSpan(
         names.SPAN_STEP,
-        step_context(first.source.identity, number),
+        _root_context(first, root_rank),
         resource=first.source.resource,
-        attributes={names.STEP: number, names.SAMPLED_BECAUSE: because},
+        attributes={names.STEP: number, names.SAMPLED_BECAUSE: because, **of_node},
         status=UNSET,
         start_time=min(part.source.unix_of(part.step.start_ns) for part in parts),
         end_time=max(part.source.unix_of(part.step.end_ns) for part in parts),
@@ -103,7 +130,7 @@ def _root(parts: Sequence[RankPart], because: str) -> ReadableSpan:
     )
 
 
-def _rank_step(part: RankPart, because: str, left_out: int, *, root_is_remote: bool) -> ReadableSpan:
+def _rank_step(part: RankPart, because: str, left_out: int, root: SpanContext) -> ReadableSpan:
     source, step, end, device = part
     identity = source.identity
     attributes: dict[str, str | int | float] = {
@@ -121,10 +148,10 @@ def _rank_step(part: RankPart, because: str, left_out: int, *, root_is_remote: b
     return ReadableSpan(
         names.SPAN_RANK_STEP,
         step_context(identity, step.number, "rank", identity.rank),
-        step_context(identity, step.number, is_remote=root_is_remote),
+        root,
         source.resource,
         attributes,
-        links=(Link(attempt_context(identity, is_remote=root_is_remote), {}),),
+        links=(Link(attempt_context(identity, is_remote=root.is_remote), {}),),
         status=error(end.sentence(step)) if end is not None and end.failed else UNSET,
         start_time=source.unix_of(step.start_ns),
         end_time=source.unix_of(step.end_ns),
