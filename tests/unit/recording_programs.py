@@ -1,5 +1,6 @@
 """Processes that record: each function is one, started by `start` and spoken with over its pipes."""
 
+import atexit
 import os
 import resource
 import signal
@@ -12,7 +13,11 @@ from typing import Any
 
 from tests.unit.recordings import FIRST_WORD, Recording, record_into
 from trainspan.errors import RecordingRefused
+from trainspan.names import Phase
+from trainspan.record.marker import make_marker
+from trainspan.record.recorder import Recorder
 from trainspan.recording import layout
+from trainspan.settings import load
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60
@@ -204,6 +209,45 @@ def append_until_full(directory: str, capacity: str, file_bytes: str) -> None:
     kept.append(writer.append_event({"ts": 101, "event": "room again"}))
     writer.close(1)
     _say(" ".join(str(number) for number, was_kept in enumerate(kept, start=1) if was_kept))
+
+
+def die_in_the_making(directory: str) -> None:
+    """Be killed when the recording is whole, but has not its name yet."""
+    sys.addaudithook(lambda event, _: os.kill(os.getpid(), signal.SIGKILL) if event == "os.rename" else None)
+    record_into(Path(directory))
+
+
+def wait_in_the_making(directory: str) -> None:
+    """Wait there, then record until told to end."""
+
+    def wait(event: str, _: object) -> None:
+        if event == "os.rename":
+            _say("making")
+            _wait()
+
+    sys.addaudithook(wait)
+    recording = record_into(Path(directory))
+    _say(recording.writer.path)
+    _wait()
+
+
+def train_after_the_end(state: str) -> None:
+    """Take a step, and another one in a handler of the process's exit that runs after the recorder's."""
+    environ = {"TRAINSPAN_DIR": state, "TRAINSPAN_RELAY": "off", "TRAINSPAN_RING_MARKS": str(layout.CAPACITY_MIN)}
+    marker = make_marker(threading.get_ident)
+    recorder = Recorder(marker, load(environ)[0])
+
+    def take_step() -> None:
+        recorder.claim()
+        marker.step(marker.enter(Phase.OPTIMIZER))
+        recorder.event("taken")
+
+    # Handlers run in reverse order, and the recorder's is registered by the first step.
+    atexit.register(lambda: _say(recorder.recording))
+    atexit.register(take_step)
+    atexit.register(lambda: marker.resume(Phase.OTHER))
+    take_step()
+    marker.enter(Phase.FORWARD)
 
 
 if __name__ == "__main__":

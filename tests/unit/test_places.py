@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit import recording_programs as programs
+from tests.unit.recording_programs import Program
 from trainspan.errors import RecordingRefused
 from trainspan.recording import places
 
@@ -274,3 +277,45 @@ def test_link_to_a_newer_place_stays(state: Path) -> None:
 
     assert not place.exists()
     assert link.readlink() == newer
+
+
+@with_memory
+def test_recording_of_a_process_killed_while_it_made_it_is_taken_away(state: Path) -> None:
+    """It has no name that a relay looks for, and would hold the host's memory for ever."""
+    place = places.recording_dir(str(state), "run", None, in_memory=True)
+    with Program(programs.die_in_the_making, place) as program:
+        assert program.ended() == -signal.SIGKILL
+    [draft] = place.glob(".*")
+    os.utime(draft, (0, 0))
+
+    places.retire(place, places.run_folder(str(state), "run"), "relay.lock")
+
+    assert not place.exists()
+
+
+@with_memory
+def test_recording_that_a_process_is_making_stays(state: Path) -> None:
+    """However long it takes: the process would go on unrecorded."""
+    place = places.recording_dir(str(state), "run", None, in_memory=True)
+    with Program(programs.wait_in_the_making, place) as program:
+        assert program.said() == "making"
+        [draft] = place.glob(".*")
+        os.utime(draft, (0, 0))
+
+        places.retire(place, places.run_folder(str(state), "run"), "relay.lock")
+
+        program.go_on()
+        made = Path(program.said())
+        program.go_on()
+        assert program.ended() == 0
+    assert made.exists()
+    assert made.with_suffix(".events").exists()
+
+
+def test_draft_that_is_just_appearing_stays(tmp_path: Path) -> None:
+    """Between its making and its lock lie microseconds."""
+    (tmp_path / ".r00000-a0-p1-00000000.draft").touch()
+
+    places.retire(tmp_path, None, "relay.lock")
+
+    assert len(list(tmp_path.iterdir())) == 1

@@ -152,3 +152,19 @@ def test_recording_is_complete_when_its_name_appears(tmp_path: Path) -> None:
     assert leftovers == set()
     for reader in seen.values():
         reader.close()
+
+
+def test_nothing_is_recorded_after_the_orderly_end(tmp_path: Path) -> None:
+    """Handlers of a script's own may train on at exit, when the relay has read the recording to its end."""
+    with Program(programs.train_after_the_end, tmp_path) as program:
+        assert program.said() == "False"
+        assert program.ended() == 0
+    [path] = tmp_path.rglob("*.ring")
+    reader = opened(path)
+
+    look = reader.look(final=True)
+
+    assert [word & layout.KIND_MASK for word in look.marks[1::2]] == [layout.ENTER, layout.STEP, layout.ENTER]
+    assert look.marks[-2] <= (reader.closed_ns() or 0)
+    assert [event["event"] for event in reader.events()] == ["taken"]
+    reader.close()

@@ -42,7 +42,7 @@ class Marker(NamedTuple):
     `attach(words, capacity)`: record into this ring from now on, for the calling thread. `detach()`: stop; every
     `enter` answers FOREIGN. `adopt_thread()`: the calling thread is the one that trains; `mine()`: is it?
     `owner()`: the identity of the one that does.
-    `started()`: whether the first step has begun. `steps()`: completed so far.
+    `started()`: whether the first step has begun. `steps()`: completed so far. Both stay when it stops.
     `guard_optimizer(runs)`: `runs()` tells whether an optimizer's step is still on the stack.
     `on_abort(action)`: call `action(phase)` each time an exception has left a phase.
     `watch(watcher)`: call `watcher(time_ns)` with the time of each mark, once it is stored; None: not any more.
@@ -79,6 +79,7 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
     end = start + 2 * scratch_marks
     stop = end  # where a mark has more to do than to be stored: at the ring's end; while they are watched, at each
     laps = completed = current = 0
+    begun = False  # whether anything was in the ring it let go of
     owner = NOBODY
     watcher: Callable[[int], None] | None = None
 
@@ -149,14 +150,16 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         completed += 1
 
     def attach(ring: memoryview, capacity: int) -> None:
-        nonlocal laps, completed
+        nonlocal laps, completed, begun
         store_in(ring, capacity)
         laps = completed = 0
+        begun = False
         adopt_thread()
 
     def detach() -> None:
-        nonlocal owner
+        nonlocal owner, begun
         owner = NOBODY
+        begun = started()
         # A forked child returns through the hooks it was forked in: what they still store must not reach the parent.
         store_in(scratch, scratch_marks)
 
@@ -179,7 +182,7 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         return owner
 
     def started() -> bool:
-        return position != start or laps != 0
+        return begun or position != start or laps != 0
 
     def steps() -> int:
         return completed

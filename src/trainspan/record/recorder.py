@@ -42,6 +42,7 @@ class Recorder:
         self.left_by_exception = False
         self._writer: RecordingWriter | None = None
         self._failed = False
+        self._over = False  # the process has said that it is at its end
         self._watching = False
         self._early_events: list[dict[str, Any]] = []
         self._begun: list[Callable[[], None]] = []
@@ -60,8 +61,8 @@ class Recorder:
         return None if self._writer is None else self._writer.path.parent
 
     def begin(self) -> None:
-        """Open the recording, unless it is open or could not be opened. Never raises."""
-        if self._writer is not None or self._failed:
+        """Open the recording, unless it is open, over, or could not be opened. Never raises."""
+        if self._writer is not None or self._failed or self._over:
             return
         try:
             self._open()
@@ -100,15 +101,19 @@ class Recorder:
     def event(self, name: str, **fields: Any) -> None:
         """Append a rare fact to the event log; kept in memory until the recording opens."""
         event = {"ts": monotonic_ns(), "event": name, **fields}
+        if self._over:
+            return
         if self._writer is None:
             self._early_events.append(event)
         else:
             self._writer.append_event(event)
 
     def close(self) -> None:
-        """Note the orderly end of this process."""
+        """Note the orderly end of this process. What it still does, in other handlers of its exit, is not recorded."""
         if self._writer is not None:
             writer, self._writer = self._writer, None
+            self._over = True
+            self.marker.detach()  # the relay may have read the recording to its end by the next mark
             writer.close(monotonic_ns())
             for action in self._closed:
                 action()
@@ -138,7 +143,7 @@ class Recorder:
             writer, self._writer = self._writer, None
             writer.abandon()
         self.identity = None
-        self._failed = False
+        self._failed = self._over = False
         self._early_events.clear()
 
     def _watch_end(self) -> None:

@@ -46,6 +46,8 @@ Code, 8 bits: a kind (upper two bits) and a `Phase` (lower six).
     ABORT  phase    as RESUME, but the phase was left by an exception
     STEP   phase    the lead optimizer's step has ended: step number `operand` is complete; the rank is back in `phase`
 
+While it is made, the ring file is called `.<name>.draft`, and its writer holds the same lock on it.
+
 Liveness: the writer holds a POSIX record lock on the ring file. The kernel frees it when the process is gone,
 whatever killed it, also in another PID namespace. Lock free and CLOSED 0: the process died.
 """
@@ -106,3 +108,4 @@ EVENT_MAX_BYTES: Final = 1 << 20
 
 RING_SUFFIX: Final = ".ring"
 EVENTS_SUFFIX: Final = ".events"
+DRAFT_SUFFIX: Final = ".draft"

@@ -15,14 +15,17 @@ import fcntl
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from trainspan.errors import RecordingRefused
+from trainspan.recording import layout
 
 MEMORY = Path("/dev/shm")
 PRIVATE_DIR = 0o700
 _PREFIX = "trainspan-"
+_DRAFT_UNLOCKED_S = 0.5  # its writer locks a draft microseconds after it has made it
 
 
 def run_folder(state: str, run: str) -> Path:
@@ -89,9 +92,12 @@ def retire(directory: Path, folder: Path | None, lock_name: str) -> None:
         folder: the run folder.
         lock_name: the file in it that its relay holds locked.
 
-    Directories elsewhere stay. The link goes first: who comes now makes a new directory. Who had followed it already
-    finds nothing (`recording_dir` is to be asked again) or has made a recording, which then keeps the directory.
+    Directories elsewhere stay. What processes left that were killed while they made a recording is removed anywhere.
+
+    The link goes first: who comes now makes a new directory. Who had followed it already finds nothing
+    (`recording_dir` is to be asked again) or has made a recording, which then keeps the directory.
     """
+    _remove_drafts(directory)
     made_here = directory.parent == MEMORY and directory.name.startswith(_PREFIX)
     if not made_here or any(name != lock_name for name in os.listdir(directory)):
         return
@@ -101,6 +107,21 @@ def retire(directory: Path, folder: Path | None, lock_name: str) -> None:
             link.unlink()
         (directory / lock_name).unlink(missing_ok=True)
         directory.rmdir()
+
+
+def _remove_drafts(directory: Path) -> None:
+    """Remove what processes left that were killed while they made their recording."""
+    for draft in directory.glob(f".*{layout.DRAFT_SUFFIX}"):
+        with contextlib.suppress(OSError):  # locked: its process lives
+            descriptor = os.open(draft, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if time.time() - os.fstat(descriptor).st_mtime < _DRAFT_UNLOCKED_S:
+                    continue
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                draft.with_name(draft.stem[1:] + layout.EVENTS_SUFFIX).unlink(missing_ok=True)
+                draft.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def _agreed_link(link: Path) -> Path:

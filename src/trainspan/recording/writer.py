@@ -54,15 +54,15 @@ class RecordingWriter:
         """
         header = _header(identity, capacity, process_start_ns)
         stem = _stem_of(identity)
-        draft = directory / f".{stem}.draft"
+        draft = directory / f".{stem}{layout.DRAFT_SUFFIX}"
         path = directory / f"{stem}{layout.RING_SUFFIX}"
         events_path = directory / f"{stem}{layout.EVENTS_SUFFIX}"
         with contextlib.ExitStack() as undo:
             try:
                 ring_fd = _new_file(draft, os.O_RDWR, undo)
+                fcntl.lockf(ring_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # first: an unlocked draft is nobody's any more
                 mapping = _map(ring_fd, layout.HEADER_BYTES + capacity * layout.MARK_BYTES)
                 mapping[: layout.HEADER_BYTES] = header
-                fcntl.lockf(ring_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 events_fd = _new_file(events_path, os.O_WRONLY | os.O_APPEND, undo)
                 draft.rename(path)
             except OSError as error:
