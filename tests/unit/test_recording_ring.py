@@ -340,3 +340,25 @@ def test_what_the_last_look_saw_is_given_and_no_more(watched: Watched) -> None:
 
     assert [numbers_of(look) for look in (first, second, third)] == [[], [0, 1, 2], [3, 4, 5, 6]]
     assert [look.pending for look in (first, second, third)] == [3, 4, 0]
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_long_look_is_given_in_parts(tmp_path: Path, final: bool) -> None:
+    """A relay that comes late to a big ring must not hold all of it in memory, which is the ranks'."""
+    writer, marker = record_into(tmp_path, 4 * CAPACITY)
+    reader = opened(writer.path)
+    for _ in range(2500):
+        marker.step(0)
+    if not final:
+        reader.look()
+        marker.step(0)  # not due yet
+
+    looks = [reader.look(final=final, most=1000)]
+    while looks[-1].more:
+        looks.append(reader.look(final=final, most=1000))
+
+    assert [len(look.marks) // 2 for look in looks] == [1000, 1000, 500]
+    assert [word for look in looks for word in look.marks[1::2]] == [step_word(number) for number in range(2500)]
+    assert looks[-1].pending == (0 if final else 1)
+    reader.close()
+    writer.close(1)

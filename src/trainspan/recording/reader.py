@@ -33,11 +33,13 @@ class Look(NamedTuple):
     `marks`: [time_ns, word, time_ns, word, …], in order.
     `lost`: marks that were overwritten before this look; they lie before `marks`.
     `pending`: newer marks that the next look will give.
+    `more`: whether some of them were due in this one, which was asked for fewer.
     """
 
     marks: list[int]
     lost: int
     pending: int
+    more: bool = False
 
 
 class RecordingReader:
@@ -53,28 +55,39 @@ class RecordingReader:
         self._descriptor = descriptor
         self._consumed = 0  # marks given out or counted as lost, since the beginning
         self._published = 0  # marks found by the last look, since the beginning
+        self._due = 0  # of these, how many were due in the last look
+        self._ending = False  # whether the last look was a final one that did not give all
         self._newest_ns = 0  # time of mark number `_published - 1`
         self._last_ns = 0  # time of mark number `_consumed - 1`
         self._events_offset = 0
         self._words_at_close: tuple[int, ...] | None = None
 
-    def look(self, *, final: bool = False) -> Look:
+    def look(self, *, final: bool = False, most: int | None = None) -> Look:
         """The marks that the look before this one had found; with `final`, all of them.
 
-        Use `final` only once the writer is gone: then nothing can be half-stored.
+        Args:
+            final: use it only once the writer is gone: then nothing can be half-stored.
+            most: marks to give at most; the next look gives the rest first. None: all.
+
+        Cost: 72 bytes of memory and 0.1 µs a mark; 0.3 ms more for each look with `most`.
         """
-        settled = self._published
+        due = self._due if self._due > self._consumed else self._published
         if not self._find_newest(final=final):
             return Look([], 0, self._published - self._consumed)
         if final:
-            settled = self._published
-            self._check_rest()
+            due = self._published
+            if not self._ending:
+                self._check_rest()
+        self._due = due
         lost = self._skip_overwritten()
         first = self._consumed
-        marks = self._read_marks(settled)
+        marks = self._read_marks(due if most is None else min(due, first + most))
         overwritten = min(self._overwritten_meanwhile(first), len(marks) // 2)
         del marks[: 2 * overwritten]
-        return Look(self._in_order(marks), lost + overwritten, self._published - self._consumed)
+        marks = self._in_order(marks)
+        more = self._consumed < self._due
+        self._ending = final and more
+        return Look(marks, lost + overwritten, self._published - self._consumed, more)
 
     def closed_ns(self) -> int | None:
         """Monotonic time of the orderly close; None while open, and for ever if the process was killed."""
@@ -237,8 +250,12 @@ class RecordingReader:
             marks += words
             self._consumed += count
             if len(words) < 2 * count or 0 in words[::2]:
-                self._consumed = until  # cut off, or a hole that no writer leaves: there is no more to come
+                self._give_up()  # cut off, or a hole that no writer leaves: there is no more to come
         return marks
+
+    def _give_up(self) -> None:
+        """Leave out the rest of what is due."""
+        self._consumed = max(self._consumed, self._due)
 
     def _in_order(self, marks: list[int]) -> list[int]:
         """`marks` up to the first that is older than the one before it; from there on they are not the writer's."""
@@ -246,6 +263,7 @@ class RecordingReader:
         if good < len(marks) // 2:
             self.errors += 1
             marks = marks[: 2 * good]
+            self._give_up()
         if good:
             self._last_ns = marks[-2]
         return marks

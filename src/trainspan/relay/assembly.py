@@ -15,7 +15,7 @@ from trainspan.relay.signals.attempts import attempt_span, process_spans, segmen
 from trainspan.relay.signals.logs import Record, died_record, exception_record, out_of_memory_record
 from trainspan.relay.signals.sampling import StepSampler
 from trainspan.relay.signals.spans import RankPart, Span, step_spans
-from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_times_of
+from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.relay.timeline.segments import Segment
 from trainspan.sampling import Sampling
 
@@ -47,6 +47,7 @@ class _Part(NamedTuple):
     step: RankStep
     since_ns: int
     end: ProcessEnd | None
+    phase_times_ns: list[int]
 
 
 class Assembly:
@@ -68,10 +69,17 @@ class Assembly:
         self._output = Output([], [], 0)
         self._closed = False
 
-    def add_steps(self, follower: RankFollower, steps: list[RankStep], now_ns: int, observed_unix_ns: int) -> None:
-        """Take over steps that one rank has completed, and what else it had to say."""
-        for step in steps:
-            self._add(_Part(follower, step, now_ns, None))
+    def add_steps(
+        self,
+        follower: RankFollower,
+        steps: list[RankStep],
+        phase_times_ns: list[list[int]],
+        now_ns: int,
+        observed_unix_ns: int,
+    ) -> None:
+        """Take over steps that one rank has completed, with the `phase_times_of` each, and what else it had to say."""
+        for step, times_ns in zip(steps, phase_times_ns, strict=True):
+            self._add(_Part(follower, step, now_ns, None, times_ns))
         for event in follower.out_of_memory:
             self._output.records.append(out_of_memory_record(follower.source, event, observed_unix_ns))
         follower.out_of_memory.clear()
@@ -87,7 +95,7 @@ class Assembly:
         if end is None:
             return
         if follower.unfinished is not None:
-            self._add(_Part(follower, follower.unfinished, now_ns, end))
+            self._add(_Part(follower, follower.unfinished, now_ns, end, []))
         self.add_segments(follower, follower.segments.end(end.at_ns))
         self._tell_process(follower, end)
         self._tell_records(follower, end, observed_unix_ns)
@@ -221,7 +229,7 @@ class Assembly:
 def _summarise(part: _Part, reason: str | None) -> None:
     if part.end is None:
         anchor = part.follower.source.anchor
-        part.follower.summary.add(part.step, phase_times_of(part.step), anchor, reason)
+        part.follower.summary.add(part.step, part.phase_times_ns, anchor, reason)
 
 
 def _has_told(follower: RankFollower, number: int) -> bool:

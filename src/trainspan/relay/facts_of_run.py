@@ -65,15 +65,17 @@ class RankFacts:
             Activity(*self._key, "init", at_ns, None),
         ]
 
-    def seen(self, steps: Sequence[RankStep], events: Sequence[Mapping[str, Any]], now_ns: int) -> list[Fact]:
-        """What one look at the recording gave."""
+    def seen(
+        self, steps: Sequence[RankStep], events: Sequence[Mapping[str, Any]], now_ns: int, *, more: bool = False
+    ) -> list[Fact]:
+        """What one look at the recording gave, or with `more` the first part of it."""
         facts = [fact for event in events if event.get("event") == "checkpoint" for fact in self._checkpoint(event)]
         start_ns = self._follower.timeline.first_step_start_ns
         if start_ns is not None:
             facts += self._init_until(start_ns)
         for step in steps:
             facts += self._step(step)
-        self._looks += 1
+        self._looks += not more
         if facts:
             self._told_ns = now_ns
         elif now_ns - self._told_ns >= SILENCE_NS:
@@ -171,13 +173,21 @@ class RunLedger:
         self.history = LiveHistory(self._folder)
         self.dropped = 0
 
-    def take(self, follower: RankFollower, steps: Sequence[RankStep], events: Sequence[Any], now_ns: int) -> None:
-        """Take over what one look at a recording gave."""
+    def take(
+        self,
+        follower: RankFollower,
+        steps: Sequence[RankStep],
+        events: Sequence[Any],
+        now_ns: int,
+        *,
+        more: bool = False,
+    ) -> None:
+        """Take over what one look at a recording gave, or with `more` the first part of it."""
         facts = self._ranks.get(follower.reader.path)
         if facts is None:
             facts = self._ranks[follower.reader.path] = RankFacts(follower, now_ns)
             self._tell(facts.begun())
-        self._tell(facts.seen(steps, events, now_ns))
+        self._tell(facts.seen(steps, events, now_ns, more=more))
 
     def end(self, follower: RankFollower, end: ProcessEnd) -> None:
         """Take over the end of a process."""

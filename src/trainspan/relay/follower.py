@@ -75,13 +75,13 @@ class RankFollower:
         self.summary.marks_lost += sighting.lost
         return self.timeline.feed(sighting.marks)
 
-    def count(self, steps: list[RankStep]) -> None:
-        """Count what was read everywhere but in the summary."""
+    def count(self, steps: list[RankStep]) -> list[list[int]]:
+        """Count what was read everywhere but in the summary; the `phase_times_of` each step."""
         if self.timeline.started:
             self._charge_early(self.timeline.first_step_start_ns)
             self.account.start(self.timeline.first_step_start_ns)
-        for step in steps:
-            times_ns = phase_times_of(step)
+        phase_times_ns = [phase_times_of(step) for step in steps]
+        for step, times_ns in zip(steps, phase_times_ns, strict=True):
             self.account.charge(step, times_ns)
             self._aggregates.fold(step, times_ns)
         for timed in self.device.pair(steps):
@@ -89,6 +89,7 @@ class RankFollower:
         if steps:
             self.last_number = steps[-1].number
             self._last_step_end_ns = steps[-1].end_ns
+        return phase_times_ns
 
     def over_segments(self, steps: list[RankStep], now_ns: int, *, live: bool) -> list[Segment]:
         """The stretches of training that `steps` have ended, or while the process lives, the time alone."""

@@ -97,12 +97,15 @@ class Pipeline:
         assembly = self._assembly_of(reader.identity)
         self._count(sighting, now_ns)
         steps = follower.read(sighting)
-        self._ledger.take(follower, steps, sighting.events, now_ns)
+        self._ledger.take(follower, steps, sighting.events, now_ns, more=sighting.more)
         follower.resume(self._ledger.history)
-        follower.count(steps)
-        assembly.add_steps(follower, steps, now_ns, time.time_ns())
-        assembly.add_segments(follower, follower.over_segments(steps, now_ns, live=sighting.ended is None))
-        if sighting.ended == "closed":
+        phase_times_ns = follower.count(steps)
+        assembly.add_steps(follower, steps, phase_times_ns, now_ns, time.time_ns())
+        live = sighting.ended is None and not sighting.more
+        assembly.add_segments(follower, follower.over_segments(steps, now_ns, live=live))
+        if sighting.more:
+            self._ledger.write(now_ns)  # what waits for the next turn is to stay small
+        elif sighting.ended == "closed":
             self._finish(follower, _orderly_end(follower), now_ns)
         elif sighting.ended is None:
             follower.alive_ns = now_ns

@@ -1,12 +1,16 @@
 """Follows every recording of a directory: what is new in each, and which have ended."""
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from trainspan.recording import layout
 from trainspan.recording.reader import RecordingReader, Refusal, open_recording
+
+MOST_MARKS: Final = 4096
+"""In one sighting: some 400 steps. A ring of 2^22 marks at once would take 250 MB, and its steps three times that."""
 
 
 class Sighting(NamedTuple):
@@ -15,6 +19,7 @@ class Sighting(NamedTuple):
     `marks`: [time_ns, word, …] in order; `lost` marks before them were overwritten unread.
     `ended`: None while the process lives, "closed" after its orderly close, "died" if it is gone without one. An
     ended recording has been read to its end and is not seen again.
+    `more`: what there was to see was too much for one sighting; the next one follows, and tells whether it has ended.
     """
 
     reader: RecordingReader
@@ -22,6 +27,7 @@ class Sighting(NamedTuple):
     lost: int
     events: list[dict[str, Any]]
     ended: str | None
+    more: bool = False
 
 
 class Tail:
@@ -40,12 +46,21 @@ class Tail:
         self._open: dict[Path, RecordingReader] = {}
         self._done: set[Path] = set()
 
-    def look(self) -> list[Sighting]:
-        """One look at every recording, those that have appeared since the last look included."""
+    def look(self) -> Iterator[Sighting]:
+        """One look at every recording, those that have appeared since the last look included.
+
+        Where there is much to see, the recordings take turns, so that the parts of one step come close together.
+        """
         for path in self._ring_files():
             if path not in self._open and path not in self._done:
                 self._admit(path)
-        return [self._look_at(path, reader) for path, reader in list(self._open.items())]
+        turns = deque(self._open.items())
+        while turns:
+            path, reader = turns.popleft()
+            sighting = self._look_at(path, reader)
+            if sighting.more:
+                turns.append((path, reader))
+            yield sighting
 
     def open_recordings(self) -> int:
         """Recordings whose process has not ended."""
@@ -66,7 +81,9 @@ class Tail:
     def _look_at(self, path: Path, reader: RecordingReader) -> Sighting:
         # Asked before the bytes are read: what a process wrote before it ended is then there to be read.
         ended = self._end_of(reader)
-        look = reader.look(final=ended is not None)
+        look = reader.look(final=ended is not None, most=MOST_MARKS)
+        if look.more:
+            return Sighting(reader, look.marks, look.lost, reader.events(), None, more=True)
         sighting = Sighting(reader, look.marks, look.lost, reader.events(), ended)
         if ended:
             del self._open[path]
