@@ -8,6 +8,9 @@ import pytest
 
 from tests.backends import stack as stacks
 
+EXISTING = (("existing",), ("agent", "tempo"), ("agent", "honeycomb"), ("laptop", "run-folder"))
+"""Configurations of docs/, each with what it is put on top of."""
+
 
 @pytest.mark.backends("that the real programs load every shipped configuration")
 def test_shipped_configurations_load(repository: Path) -> None:
@@ -46,7 +49,7 @@ def test_a_mistake_is_named(
 
 
 @pytest.mark.backends("that the real Collector loads the files of docs/existing-stacks")
-@pytest.mark.parametrize("names", [("existing",), ("agent", "tempo"), ("agent", "honeycomb")], ids="+".join)
+@pytest.mark.parametrize("names", EXISTING, ids="+".join)
 def test_configurations_for_existing_stacks_load(repository: Path, tmp_path: Path, names: tuple[str, ...]) -> None:
     """They are put beside what somebody runs already, by somebody who has not read our sources."""
     folders = (repository / "collector-config", repository / "docs" / "existing-stacks" / "collector")
@@ -58,3 +61,10 @@ def test_configurations_for_existing_stacks_load(repository: Path, tmp_path: Pat
     )
 
     assert ran.returncode == 0, ran.stderr
+
+
+def test_every_configuration_in_the_docs_is_loaded(repository: Path) -> None:
+    """One that is added and not loaded here would be the one that is wrong."""
+    in_docs = {file.stem for file in (repository / "docs").rglob("collector/*.yaml")}
+
+    assert in_docs == {names[-1] for names in EXISTING}
