@@ -1,12 +1,16 @@
 """Processes that outlive the command that started them, and how exactly those are found again and ended."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+LOWEST_PORT = 20_000
+PORTS = 12_000
 
 
 class Process(NamedTuple):
@@ -43,14 +47,24 @@ def end(processes: list[Process], grace_s: float = 15.0) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that nobody listens on now; somebody else may take one before its owner does."""
-    sockets = [socket.socket() for _ in range(count)]
+    """Loopback ports that nobody listens on now; somebody else may take one before its owner does.
+
+    They are below those that the system gives to whoever connects (32768 and up): a service that has been ended for a
+    while finds its port free when it comes back.
+    """
+    held: list[socket.socket] = []
     try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        while len(held) < count:
+            candidate = socket.socket()
+            try:
+                candidate.bind(("127.0.0.1", LOWEST_PORT + secrets.randbelow(PORTS)))
+            except OSError:
+                candidate.close()
+            else:
+                held.append(candidate)
+        return [each.getsockname()[1] for each in held]
     finally:
-        for each in sockets:
+        for each in held:
             each.close()
 
 

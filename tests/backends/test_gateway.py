@@ -1,7 +1,6 @@
 """agent.yaml on a node and gateway.yaml behind it: mutual TLS between them, and whole traces kept or dropped."""
 
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import pytest
 from tests.backends import stack as stacks
 from tests.backends import telemetry
 from tests.backends.stack import Stack
+from tests.ports import free_port
 
 pytestmark = pytest.mark.backends("that agent and gateway hand traces on over mutual TLS, and which the gateway keeps")
 
@@ -125,6 +125,4 @@ def collector(configuration: str, environment: dict[str, str], folder: Path) -> 
 
 def free_address() -> str:
     """A loopback address that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"

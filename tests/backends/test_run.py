@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ from tests.backends.runs import Run
 from tests.backends.stack import Stack
 from tests.backends.telemetry import new_run
 from tests.integration.relayed import command_line
+from tests.ports import free_port
 from trainspan import names
 from trainspan.identity import span_id_of, trace_id_of
 
@@ -183,9 +183,7 @@ def _types_of(stack: Stack, metric: names.Metric) -> set[tuple[str | None, str |
 
 @contextmanager
 def _typed_prometheus(folder: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     configuration = Path(__file__).resolve().parents[2] / "collector-config" / "prometheus" / "prometheus.yaml"
     command = [
         stacks.status(folder)["binaries"]["prometheus"],

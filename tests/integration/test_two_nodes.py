@@ -1,13 +1,11 @@
 """Two nodes, each with its own relay: no message passes between the relays, and yet each step is one trace."""
 
-import contextlib
-import secrets
-import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.integration.relayed import SCRIPTS, TORCHRUN, SpanSeen, by_trace, spans_of, train_with, wait_for_relay
+from tests.ports import free_port
 from trainspan.identity import span_id_of, trace_id_of
 from trainspan.testing.otlp_sink import OtlpSink
 
@@ -23,7 +21,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[SpanSeen]
     states = [tmp_path_factory.mktemp(f"node{node}") for node in (0, 1)]
     with OtlpSink() as sink:
         environ = {**sink.environ, "TRAINSPAN_RUN_ID": RUN}
-        port = _free_port()
+        port = free_port()
 
         def run_node(node: int) -> None:
             place = ("--nnodes=2", f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}")
@@ -36,15 +34,6 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[SpanSeen]
         for state in states:
             wait_for_relay(state)
     return by_trace(spans_of(sink))
-
-
-def _free_port() -> int:
-    """A port that both agents can be told; below those that the system hands out by itself to everybody else."""
-    while True:
-        port = secrets.randbelow(10_000) + 20_000
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def _ranks(trace: list[SpanSeen]) -> list[int]:
