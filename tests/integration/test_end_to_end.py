@@ -99,4 +99,6 @@ def _check_metrics(sink: OtlpSink) -> None:
     goodput = latest_numbers(sink, "training.goodput")
     for rank in (0, 1):
         total_s = sum(seconds for (of_rank, _), seconds in states.items() if of_rank == rank)
-        assert goodput[(rank,)] == pytest.approx(states[(rank, "productive")] / total_s)
+        # With hindsight the excess of the first steps is compilation; the counter has called it productive.
+        assert 0 < goodput[(rank, "attempt")] <= states[(rank, "productive")] / total_s + 1e-9
+        assert goodput[(rank, "run")] == goodput[(rank, "attempt")]
