@@ -62,6 +62,8 @@ SPAN_PROCESS = "training.process"
 SPAN_INIT = "training.init"
 SPAN_INIT_IMPORT = "training.init.import"
 SPAN_SEGMENT = "training.segment"
+SPAN_CHECKPOINT_SAVE = "training.checkpoint.save"
+SPAN_CHECKPOINT_LOAD = "training.checkpoint.load"
 SPAN_STEP = "training.step"
 SPAN_RANK_STEP = "training.rank_step"
 
@@ -84,12 +86,17 @@ LAST_STEP = "training.step.last"
 DEVICE_START = "training.device.start"
 DEVICE_DURATION = "training.device.duration"
 SPANS_CUT = "training.spans.cut"
+CHECKPOINT_PATH = "training.checkpoint.path"
+CHECKPOINT_BYTES = "training.checkpoint.bytes"
 
 # Metric attributes.
 CLOCK = "training.clock"
 STATE = "training.state"
 SIGNAL = "signal"
 WINDOW = "training.window"
+CHECKPOINT_KIND = "training.checkpoint.kind"
+CHECKPOINT_PART = "training.checkpoint.part"
+CHECKPOINT_OUTCOME = "training.checkpoint.outcome"
 RESTART_REASON = "training.restart.reason"
 ALLOCATOR_STATE = "training.allocator.memory.state"
 
@@ -112,6 +119,8 @@ SPANS = (
     Name(SPAN_INIT, "From the start of the process to its first step."),
     Name(SPAN_INIT_IMPORT, "The import of torch."),
     Name(SPAN_SEGMENT, "A stretch of up to 60 s of training, so that a long run shows while it runs."),
+    Name(SPAN_CHECKPOINT_SAVE, "One save of a checkpoint: a call of the library, or its work in the background."),
+    Name(SPAN_CHECKPOINT_LOAD, "One load of a checkpoint."),
     Name(SPAN_STEP, "Root of a sampled step, over all ranks."),
     Name(SPAN_RANK_STEP, "One rank's part of a sampled step; holds the spans of its phases."),
 )
@@ -137,6 +146,9 @@ SPAN_ATTRIBUTES = (
     Name(DEVICE_START, "When the device began with the phase, in s from its beginning of the step."),
     Name(DEVICE_DURATION, "How long the device took for the phase or the step, in s."),
     Name(SPANS_CUT, "Phases of this rank's step that have no span, because the trace would be too large."),
+    Name(CHECKPOINT_PART, "Either `blocking`; or of an asynchronous save `staging`, which blocks, and `background`."),
+    Name(CHECKPOINT_PATH, "Hash of the checkpoint's path, or the path itself where that is wished."),
+    Name(CHECKPOINT_BYTES, "Size of the file that was saved, in bytes."),
 )
 
 METRIC_ATTRIBUTES = (
@@ -145,6 +157,9 @@ METRIC_ATTRIBUTES = (
     Name(STATE, "What the wall clock is charged to; one of the states."),
     Name(WINDOW, "Which time is asked about: `run`, `attempt`, `1h` or `24h`."),
     Name(RESTART_REASON, "After a `failure`, or `planned`: every rank of the attempt before had closed in good order."),
+    Name(CHECKPOINT_KIND, "What was done: `save` or `load`."),
+    Name(CHECKPOINT_PART, "Either `blocking`; or of an asynchronous save `staging`, which blocks, and `background`."),
+    Name(CHECKPOINT_OUTCOME, "How it ended: `success`, or `failure`: an exception left the call."),
     Name(SIGNAL, "What a batch held: `traces`, `metrics` or `logs`."),
     Name(ALLOCATOR_STATE, "Of torch's allocator: `reserved` from the device, `active`, or `allocated` to tensors."),
 )
@@ -192,6 +207,16 @@ RESTARTS = Metric(
 )
 PROGRESS_STEP = Metric("training.progress.step", "gauge", "{step}", "Number of the last step completed.")
 LAST_STEP_AGE = Metric("training.last_step.age", "gauge", "s", "Time since the last step was completed.")
+CHECKPOINT_DURATION = Metric(
+    "training.checkpoint.duration",
+    "histogram",
+    "s",
+    "Time from the beginning to the end of a save or load of a checkpoint.",
+    (CHECKPOINT_KIND, CHECKPOINT_PART, CHECKPOINT_OUTCOME),
+)
+CHECKPOINT_SIZE = Metric(
+    "training.checkpoint.size", "gauge", "By", "Size of the largest file of a checkpoint that the rank has saved."
+)
 
 ALLOCATOR_USAGE = Metric(
     "training.allocator.memory.usage",
@@ -230,6 +255,8 @@ METRICS = (
     RESTARTS,
     PROGRESS_STEP,
     LAST_STEP_AGE,
+    CHECKPOINT_DURATION,
+    CHECKPOINT_SIZE,
     ALLOCATOR_USAGE,
     ALLOCATOR_PEAK,
     ALLOCATOR_RETRIES,

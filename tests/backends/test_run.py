@@ -33,7 +33,8 @@ OUTAGE_S = float(os.environ.get("TRAINSPAN_TEST_OUTAGE_S", "20"))
 """How long the collector is away. Longer than an attempt to deliver waits, and than the pauses between them."""
 NEEDS_A_DEVICE = ("training.allocator.", "training.energy", "training.carbon", "hw.")
 """Beginnings of metrics that no run on a CPU sends."""
-ON_CPU = [metric for metric in names.METRICS if not metric.name.startswith(NEEDS_A_DEVICE)]
+NEEDS_A_CHECKPOINT = ("training.checkpoint.",)
+ON_CPU = [metric for metric in names.METRICS if not metric.name.startswith((*NEEDS_A_DEVICE, *NEEDS_A_CHECKPOINT))]
 UNIT_SUFFIXES = {"s": "_seconds", "By": "_bytes", "1": "_ratio"}
 
 

@@ -8,8 +8,15 @@ from opentelemetry.trace import StatusCode
 from tests.unit.signal_shapes import UNIX_NS, context_of, shown, source_of
 from trainspan.identity import span_id_of, trace_id_of
 from trainspan.names import Phase
-from trainspan.relay.signals.attempts import attempt_span, process_spans, segment_span
+from trainspan.relay.signals.attempts import (
+    MOST_CHECKPOINTS,
+    attempt_span,
+    checkpoint_span,
+    process_spans,
+    segment_span,
+)
 from trainspan.relay.signals.spans import MOST_SPANS
+from trainspan.relay.timeline.checkpoints import Checkpoint
 from trainspan.relay.timeline.records import EndReason, ProcessEnd
 from trainspan.relay.timeline.segments import MOST, Segment
 from trainspan.testing.builders import rank_step
@@ -134,6 +141,44 @@ def test_a_segment_carries_its_steps_below_the_process() -> None:
     assert context_of(idle.context) != context_of(span.context)
 
 
+def test_a_checkpoint_is_a_span_below_its_process() -> None:
+    """When it was, how long, how large, and whether it came off."""
+    save = Checkpoint("save", "blocking", True, 2000, 3000, "abc", 4096)
+
+    made = checkpoint_span(source_of(1), save, 0)
+    failed = checkpoint_span(source_of(1), save._replace(kind="load", ok=False, path=None, size_bytes=None), 1)
+
+    assert made is not None
+    assert failed is not None
+    key = ("training.checkpoint.save", "blocking", 2000)
+    assert shown(made) == {
+        "name": "training.checkpoint.save",
+        "context": (TRACE, span_id_of("run-1", 0, "attempt", "rank", 1, *key)),
+        "parent": (TRACE, span_id_of("run-1", 0, "attempt", "rank", 1)),
+        "resource": {"training.rank": 1},
+        "attributes": {
+            "training.rank": 1,
+            "training.checkpoint.part": "blocking",
+            "training.checkpoint.path": "abc",
+            "training.checkpoint.bytes": 4096,
+        },
+        "links": [],
+        "status": (StatusCode.UNSET, None),
+        "times_ns": (1000, 2000),
+    }
+    assert failed.name == "training.checkpoint.load"
+    assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, "an exception left the load")
+
+
+def test_checkpoints_in_the_trace_are_bounded() -> None:
+    """A script that saves every step must not break the trace; metrics and ledger have them all."""
+    save = Checkpoint("save", "blocking", True, 2000, 3000, None, None)
+
+    assert checkpoint_span(source_of(0, 1), save, MOST_CHECKPOINTS - 1) is not None
+    assert checkpoint_span(source_of(0, 1), save, MOST_CHECKPOINTS) is None
+    assert checkpoint_span(source_of(1, 4 * MOST_CHECKPOINTS), save, 0) is None
+
+
 @given(st.integers(1, 50_000))
 def test_the_attempts_trace_is_bounded_at_any_world_size(world_size: int) -> None:
     """Root, all segments, and what the ranks may have, counted together."""
@@ -146,4 +191,4 @@ def test_the_attempts_trace_is_bounded_at_any_world_size(world_size: int) -> Non
     every = next((rank for rank in range(1, world_size) if spans_of(rank)), 1)
 
     assert spans_of(0) >= 1
-    assert 1 + MOST + -(-world_size // every) * spans_of(0) <= MOST_SPANS
+    assert 1 + MOST + MOST_CHECKPOINTS + -(-world_size // every) * spans_of(0) <= MOST_SPANS

@@ -31,6 +31,7 @@ from trainspan.relay.signals.metrics import (
     node_metrics,
     rank_metrics,
 )
+from trainspan.relay.timeline.checkpoints import Checkpoint
 from trainspan.relay.timeline.records import phase_times_of
 from trainspan.testing.builders import rank_step
 
@@ -89,6 +90,17 @@ def on_a_device(reading: RankReading) -> RankReading:
     if reading.aggregates is not None:
         reading.aggregates.fold_device({Phase.FORWARD: 190 * MS})
     return reading._replace(allocator=ALLOCATOR)
+
+
+SAVE = Checkpoint("save", "blocking", True, 2 * S, 5 * S, "abc", 4096)
+
+
+def with_checkpoints(reading: RankReading) -> RankReading:
+    """The same rank, which has saved twice; the second failed."""
+    if reading.aggregates is not None:
+        for checkpoint in (SAVE, SAVE._replace(ok=False, end_ns=3 * S)):
+            reading.aggregates.fold_checkpoint(checkpoint)
+    return reading._replace(checkpoint_bytes=4096)
 
 
 def values_of(metric: Metric) -> dict[tuple[str, ...], Any]:
@@ -176,6 +188,18 @@ def test_times_of_the_device_stand_beside_those_of_the_host() -> None:
     assert sums[("forward", "device")] == pytest.approx(0.19)
 
 
+def test_checkpoints_are_told_by_kind_part_and_outcome() -> None:
+    """A save that fails after an hour is not a slow save."""
+    reading = with_checkpoints(reading_of(aggregates=StepAggregates(ExplicitAggregate)))
+
+    made = {metric.name: metric for metric in rank_metrics(reading, NOW)}
+
+    points = made["training.checkpoint.duration"].data.data_points
+    sums = {tuple((p.attributes or {}).values()): p.sum for p in points if isinstance(p, HistogramDataPoint)}
+    assert sums == {("save", "blocking", "success"): 3.0, ("save", "blocking", "failure"): 1.0}
+    assert values_of(made["training.checkpoint.size"]) == {(): 4096}
+
+
 def test_memory_of_the_allocator_is_read_with_distrust() -> None:
     """A log can hold anything; what is no number is no measurement."""
     reading = reading_of(aggregates=None)._replace(allocator={**ALLOCATOR, "active_bytes": "31 GB", "retries": None})
@@ -229,7 +253,7 @@ def test_a_nodes_metrics_are_the_relays_own_health() -> None:
 def test_every_declared_metric_is_sent_and_no_other(kind: type[ExplicitAggregate] | type[ExponentialAggregate]) -> None:
     """The table of names is the contract: with it agree name, unit, description, instrument and attributes."""
     shared = StepAggregates(kind)
-    rank = on_a_device(reading_of(aggregates=shared))
+    rank = with_checkpoints(on_a_device(reading_of(aggregates=shared)))
 
     sent = metrics_of([rank], NodeReading(Resource({}), START, HEALTH, shared, {"failure": 2, "planned": 0}), NOW)
 

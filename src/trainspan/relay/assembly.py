@@ -7,11 +7,12 @@ many, is decided with what is there, and what comes later joins its trace.
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import count
 from typing import Final, NamedTuple
 
 from trainspan.identity import Identity
 from trainspan.relay.follower import RankFollower
-from trainspan.relay.signals.attempts import attempt_span, process_spans, segment_span
+from trainspan.relay.signals.attempts import attempt_span, checkpoint_span, process_spans, segment_span
 from trainspan.relay.signals.logs import Record, died_record, exception_record, out_of_memory_record
 from trainspan.relay.signals.sampling import StepSampler
 from trainspan.relay.signals.spans import RankPart, Span, step_spans
@@ -83,6 +84,7 @@ class Assembly:
         for event in follower.out_of_memory:
             self._output.records.append(out_of_memory_record(follower.source, event, observed_unix_ns))
         follower.out_of_memory.clear()
+        self._tell_checkpoints(follower)
 
     def add_segments(self, follower: RankFollower, segments: Iterable[Segment]) -> None:
         """Take over stretches of training that are over; rank 0 speaks for all."""
@@ -200,6 +202,15 @@ class Assembly:
             follower.torch_import_ns,
         )
         self._tell(made.spans, made.cut)
+
+    def _tell_checkpoints(self, follower: RankFollower) -> None:
+        checkpoints = follower.checkpoints
+        if not self._sampling.off:
+            first = follower.checkpoints_told
+            made = [checkpoint_span(follower.source, *told) for told in zip(checkpoints, count(first), strict=False)]
+            self._tell([span for span in made if span is not None], made.count(None))
+        follower.checkpoints_told += len(checkpoints)
+        checkpoints.clear()
 
     def _tell_records(self, follower: RankFollower, end: ProcessEnd, observed_unix_ns: int) -> None:
         step = follower.unfinished

@@ -129,7 +129,7 @@ class RankFacts:
         if event.get("blocking") is True and (first_ns is None or end_ns <= first_ns):
             times = self._unix_of(max(start_ns, self._begun_ns)), self._unix_of(max(end_ns, self._begun_ns))
             facts.append(Activity(*self._key, _STATE_OF_KIND[kind], *times))
-        if event.get("ok") is True:
+        if event.get("ok") is True and event.get("staging") is not True:
             at_ns = self._unix_of(end_ns)
             if kind == "load":
                 facts.append(Loaded(*self._key, at_ns, None, name[:_NAME_CHARACTERS]))

@@ -12,6 +12,7 @@ from trainspan.relay.signals.aggregates import StepAggregates
 from trainspan.relay.signals.contexts import RankSource
 from trainspan.relay.signals.metrics import RankReading
 from trainspan.relay.tail import Sighting
+from trainspan.relay.timeline.checkpoints import Checkpoint, checkpoint_of
 from trainspan.relay.timeline.rank_summary import RankSummary
 from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_times_of
 from trainspan.relay.timeline.segments import Segment, Segments
@@ -40,6 +41,8 @@ class RankFollower:
         device: what its device says of its steps.
         allocator: the counters of torch's allocator as last told; empty before that.
         out_of_memory: allocations that failed, as told, until somebody takes them.
+        checkpoints: saves and loads that have ended, until somebody takes them.
+        checkpoints_told: how many somebody has taken.
     """
 
     def __init__(self, reader: RecordingReader, environ: Mapping[str, str], aggregates: StepAggregates, *, own: bool):
@@ -59,6 +62,9 @@ class RankFollower:
         self.device = DeviceTimes(identity, sampling_from(environ)[0])
         self.allocator: Mapping[str, Any] = {}
         self.out_of_memory: list[Mapping[str, Any]] = []
+        self.checkpoints: list[Checkpoint] = []
+        self.checkpoints_told = 0
+        self._largest_save_bytes: int | None = None
         self._environ = environ
         self._aggregates = aggregates
         self._own_aggregates = own
@@ -135,6 +141,7 @@ class RankFollower:
             self.allocator,
             said.goodput,
             said.deviation_s,
+            self._largest_save_bytes,
         )
 
     def _take_event(self, event: Mapping[str, Any]) -> None:
@@ -154,10 +161,19 @@ class RankFollower:
         times = event.get("start_ns"), event.get("end_ns")
         if event["event"] == "import" and isinstance(times[0], int) and isinstance(times[1], int):
             self.torch_import_ns = times[0], times[1]
-        if event["event"] == "checkpoint" and event.get("blocking") is True and not self.timeline.started:
-            state = _CHECKPOINT_STATES.get(str(event.get("kind")))
-            if state and isinstance(times[0], int) and isinstance(times[1], int):
-                self._early.append((times[0], times[1], state))
+        if event["event"] == "checkpoint":
+            self._take_checkpoint(checkpoint_of(event))
+
+    def _take_checkpoint(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is None:
+            return
+        self.checkpoints.append(checkpoint)
+        self._aggregates.fold_checkpoint(checkpoint)
+        if checkpoint.size_bytes is not None:
+            self._largest_save_bytes = max(self._largest_save_bytes or 0, checkpoint.size_bytes)
+        if checkpoint.part != "background" and not self.timeline.started:
+            state = _CHECKPOINT_STATES[checkpoint.kind]
+            self._early.append((checkpoint.start_ns, checkpoint.end_ns, state))
 
     def _charge_early(self, until_ns: int | None) -> None:
         """Charge the checkpoints before the first step, now that it has started, or none will."""

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from opentelemetry.sdk.metrics.export import Buckets, ExponentialHistogramDataPoint, HistogramDataPoint
 
 from trainspan.names import Phase
+from trainspan.relay.timeline.checkpoints import Checkpoint
 from trainspan.relay.timeline.records import RankStep
 from trainspan.relay.timeline.sketch import SCALE, Sketch
 
@@ -121,20 +122,23 @@ def _coarsened(buckets: dict[int, int]) -> tuple[int, int, tuple[int, ...]]:
 
 
 class StepAggregates:
-    """The distributions of step and phase durations, of one rank or of all ranks of a node.
+    """The distributions of step, phase and checkpoint durations, of one rank or of all ranks of a node.
 
     Attributes:
         step: of the step's duration.
         phases: by the number of the phase, of its exclusive time per step, over the steps that have it.
         device: the same by the clock of the device, over the steps that were timed there.
+        checkpoints: of whole calls, by kind, part and outcome.
     """
 
-    __slots__ = ("device", "phases", "step")
+    __slots__ = ("_kind", "checkpoints", "device", "phases", "step")
 
     def __init__(self, kind: Callable[[], Aggregate]):
         self.step = kind()
         self.phases = tuple(kind() for _ in Phase)
         self.device = tuple(kind() for _ in Phase)
+        self.checkpoints: dict[tuple[str, str, str], Aggregate] = {}
+        self._kind = kind
 
     def fold(self, step: RankStep, phase_times_ns: Sequence[int]) -> None:
         """Count a completed step.
@@ -158,3 +162,10 @@ class StepAggregates:
         """
         for phase, time_ns in phase_times_ns.items():
             self.device[phase].add(time_ns)
+
+    def fold_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Count a save or load."""
+        key = (checkpoint.kind, checkpoint.part, "success" if checkpoint.ok else "failure")
+        if key not in self.checkpoints:
+            self.checkpoints[key] = self._kind()
+        self.checkpoints[key].add(checkpoint.end_ns - checkpoint.start_ns)

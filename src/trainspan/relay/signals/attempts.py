@@ -5,9 +5,11 @@
         training.init              from its start to its first step
           training.init.import     the import of torch
         training.segment           stretches of training, of rank 0 only
+        training.checkpoint.save   and load: one for each call
 
-A trace has at most `MOST_SPANS` spans: half of them are for the segments, half are shared by the ranks. A rank whose
-share is smaller leaves out the import, then init; with more ranks than spans, every k-th rank has one.
+A trace has at most `MOST_SPANS` spans: half of them are for the segments, `MOST_CHECKPOINTS` for the checkpoints, the
+rest for the processes, both shared by the ranks. A rank whose share is smaller leaves out the import, then init; with
+more ranks than spans, every k-th rank has one.
 """
 
 from collections.abc import Sequence
@@ -20,11 +22,14 @@ from opentelemetry.trace.status import Status
 from trainspan import names
 from trainspan.relay.signals.contexts import SCOPE, RankSource, attempt_context
 from trainspan.relay.signals.spans import MOST_SPANS, UNSET, Spans, error, rank_budget
+from trainspan.relay.timeline.checkpoints import Checkpoint
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.relay.timeline.segments import MOST as MOST_SEGMENTS
 from trainspan.relay.timeline.segments import Segment
 
-_SPANS_OF_RANKS: Final = MOST_SPANS - 1 - MOST_SEGMENTS
+MOST_CHECKPOINTS: Final = 1500
+_SPANS_OF_RANKS: Final = MOST_SPANS - 1 - MOST_SEGMENTS - MOST_CHECKPOINTS
+_CHECKPOINTS: Final = {"save": names.SPAN_CHECKPOINT_SAVE, "load": names.SPAN_CHECKPOINT_LOAD}
 
 
 def attempt_span(source: RankSource, start_unix_ns: int, ends: Sequence[tuple[RankSource, ProcessEnd]]) -> ReadableSpan:
@@ -94,6 +99,30 @@ def segment_span(source: RankSource, segment: Segment) -> ReadableSpan:
     context = _below(source, names.SPAN_SEGMENT, segment.number)
     parent = _below(source)
     return _span(source, names.SPAN_SEGMENT, context, parent, (segment.start_ns, segment.end_ns), attributes)
+
+
+def checkpoint_span(source: RankSource, checkpoint: Checkpoint, before: int) -> ReadableSpan | None:
+    """One save or load; None when the rank's share of the trace is used up.
+
+    Args:
+        source: the rank.
+        checkpoint: what it did.
+        before: how many checkpoints the rank has told of before this one.
+    """
+    every, budget = rank_budget(source.identity.world_size, MOST_CHECKPOINTS)
+    if source.identity.rank % every or before >= budget:
+        return None
+    attributes: dict[str, str | int] = {names.CHECKPOINT_PART: checkpoint.part}
+    if checkpoint.path is not None:
+        attributes[names.CHECKPOINT_PATH] = checkpoint.path
+    if checkpoint.size_bytes is not None:
+        attributes[names.CHECKPOINT_BYTES] = checkpoint.size_bytes
+    name = _CHECKPOINTS[checkpoint.kind]
+    # Named by its time: a relay that starts anew, and reads it again, makes the same span.
+    context = _below(source, name, checkpoint.part, checkpoint.start_ns)
+    times_ns = (checkpoint.start_ns, checkpoint.end_ns)
+    status = UNSET if checkpoint.ok else error(f"an exception left the {checkpoint.kind}")
+    return _span(source, name, context, _below(source), times_ns, attributes, status)
 
 
 def process_context(source: RankSource) -> SpanContext:

@@ -97,6 +97,7 @@ class RankReading(NamedTuple):
     `aggregates`: None if the rank shares those of its node.
     `allocator`: the counters of torch's allocator on the device, by the names the rank gives them; empty: not known.
     `goodput`: what the engine says of the rank, by window; `deviation_s`: of its newest steps from the ideal one.
+    `checkpoint_bytes`: of the largest file of a checkpoint it saved; None before one.
     """
 
     resource: Resource
@@ -110,6 +111,7 @@ class RankReading(NamedTuple):
     allocator: Mapping[str, Any] = {}
     goodput: Mapping[str, float] = {}
     deviation_s: float | None = None
+    checkpoint_bytes: int | None = None
 
 
 class NodeReading(NamedTuple):
@@ -155,6 +157,7 @@ def rank_metrics(rank: RankReading, time_unix_ns: int) -> list[Metric]:
         *_numbers(names.STEP_DEVIATION, {None: rank.deviation_s}, span),
         *_numbers(names.PROGRESS_STEP, {None: rank.last_step}, span),
         *_numbers(names.LAST_STEP_AGE, {None: age_s}, span),
+        *_numbers(names.CHECKPOINT_SIZE, {None: rank.checkpoint_bytes}, span),
         *_allocator(rank.allocator, span),
     ]
 
@@ -192,9 +195,14 @@ def _histograms(aggregates: StepAggregates | None, span: tuple[int, int]) -> lis
         for clock, by_phase in (("host", aggregates.phases), ("device", aggregates.device))
         for phase, aggregate in zip(Phase, by_phase, strict=True)
     ]
+    checkpoints = [
+        aggregate.point(dict(zip(names.CHECKPOINT_DURATION.attributes, key, strict=True)), *span)
+        for key, aggregate in aggregates.checkpoints.items()
+    ]
     return [
         *_histogram(names.STEP_DURATION, [aggregates.step.point({}, *span)]),
         *_histogram(names.PHASE_DURATION, phases),
+        *_histogram(names.CHECKPOINT_DURATION, checkpoints),
     ]
 
 
