@@ -27,6 +27,7 @@ class Settings:
     spool_bytes: int
     exception_message: bool
     device_share: float | None
+    checkpoint_path: str
     launch_id: str | None
     rank_pid: int | None
 
@@ -68,6 +69,12 @@ def _boolean(text: str) -> bool:
 
 def _relay(text: str) -> str:
     if text not in ("process", "thread", "off"):
+        raise ValueError(text)
+    return text
+
+
+def _path_shown(text: str) -> str:
+    if text not in ("hash", "plain", "omit"):
         raise ValueError(text)
     return text
 
@@ -184,6 +191,13 @@ VARIABLES = (
         "Share of the steps whose phases are timed on the device too; 0: none. "
         "Unset: the steps that have a trace whatever comes of them.",
         _share,
+    ),
+    Variable(
+        "TRAINSPAN_CHECKPOINT_PATH",
+        "hash",
+        "use hash, plain or omit",
+        "What is told of where a checkpoint lies: a hash of its path, the path itself, or nothing.",
+        _path_shown,
     ),
     Variable(
         "TRAINSPAN_LAUNCH_ID",

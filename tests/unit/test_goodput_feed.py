@@ -156,6 +156,7 @@ def test_load_before_the_first_step_is_told_with_its_name(rank: Rank, folder: Pa
         {"step": "1"},
         {"file": None},
         {"kind": "copy"},
+        {"staging": True},  # the upload has yet to succeed
         {"end_ns": 1},
         {"start_ns": "x"},
     ],

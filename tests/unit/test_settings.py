@@ -20,6 +20,7 @@ DEFAULTS = Settings(
     spool_bytes=256 << 20,
     exception_message=False,
     device_share=None,
+    checkpoint_path="hash",
     launch_id=None,
     rank_pid=None,
 )
@@ -43,12 +44,15 @@ ACCEPTED: list[tuple[str, str, Any]] = [
     ("ring_marks", "67108864", 1 << 26),
     ("spool_bytes", "1048576", 1 << 20),
     ("exception_message", "yes", True),
+    ("checkpoint_path", "plain", "plain"),
+    ("checkpoint_path", "omit", "omit"),
     ("launch_id", "20261121-090000-0a1b2c3d", "20261121-090000-0a1b2c3d"),
 ]
 REFUSED = [
     ("enabled", "2"),
     ("enabled", "enabled"),
     ("relay", "sidecar"),
+    ("checkpoint_path", "yes"),
     ("relay", "OFF"),
     ("dir", "runs"),
     ("dir", "~/runs"),

@@ -161,14 +161,17 @@ def _place_checkpoint(hook: ModuleType, recorder: Recorder, patches: Patches) ->
     def is_recording() -> bool:
         return recorder.recording
 
-    hook.install(recorder.marker, patches, recorder.event, is_recording)
-    watch.add(
-        hook.DISTRIBUTED_MODULE,
-        lambda package, _: _install_hook(
-            "distributed checkpoint",
-            lambda: hook.install_distributed(package, recorder.marker, patches, recorder.event, is_recording),
-        ),
-    )
+    notes = hook.Notes(recorder.marker, recorder.event, is_recording, recorder.settings.checkpoint_path)
+    hook.install(recorder.marker, patches, notes)
+
+    def place_later(name: str, module: str, install: Callable[..., None]) -> None:
+        watch.add(
+            module,
+            lambda package, _: _install_hook(name, lambda: install(package, recorder.marker, patches, notes)),
+        )
+
+    place_later("distributed checkpoint", hook.DISTRIBUTED_MODULE, hook.install_distributed)
+    place_later("safetensors", hook.SAFETENSORS_MODULE, hook.install_safetensors)
 
 
 _Placing: TypeAlias = Callable[[ModuleType, Recorder, Patches], None]

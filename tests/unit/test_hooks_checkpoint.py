@@ -1,0 +1,114 @@
+"""Saves and loads by safetensors and torch.distributed.checkpoint, and what is told of their paths."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+
+from tests.unit.tapes import Tape, recording_marker
+from trainspan.record.hooks import checkpoint
+from trainspan.record.marker import FOREIGN, Marker
+from trainspan.record.patches import Patches
+
+SAVE = ["enter checkpoint_save", "resume other"]
+LOAD = ["enter checkpoint_load", "resume other"]
+
+
+class Watched(NamedTuple):
+    """The marker, its tape, and the events."""
+
+    marker: Marker
+    tape: Tape
+    events: list[dict[str, Any]]
+
+    def said(self, *fields: str) -> list[tuple[Any, ...]]:
+        """These fields of every event."""
+        return [tuple(event[field] for field in fields) for event in self.events]
+
+
+@pytest.fixture(params=["hash"])
+def watched(request: pytest.FixtureRequest) -> Iterator[Watched]:
+    """The libraries with the hook in them; the parameter is what is told of a path."""
+    marker, tape = recording_marker()
+    events: list[dict[str, Any]] = []
+    patches = Patches()
+    notes = checkpoint.Notes(marker, lambda _, **fields: events.append(fields), lambda: True, request.param)
+    checkpoint.install(marker, patches, notes)
+    checkpoint.install_safetensors(safetensors.torch, marker, patches, notes)
+    checkpoint.install_distributed(dcp, marker, patches, notes)
+    yield Watched(marker, tape, events)
+    patches.undo()
+
+
+def test_safetensors_are_checkpoints_like_others(watched: Watched, tmp_path: Path) -> None:
+    """Most models on the shelf are kept so."""
+    file = tmp_path / "model.safetensors"
+
+    safetensors.torch.save_file({"w": torch.ones(4)}, file)
+    loaded = safetensors.torch.load_file(file)
+
+    assert torch.equal(loaded["w"], torch.ones(4))
+    assert watched.tape.written() == SAVE + LOAD
+    assert watched.said("kind", "ok", "blocking", "staging", "bytes") == [
+        ("save", True, True, False, file.stat().st_size),
+        ("load", True, True, False, None),
+    ]
+    assert len({event["file"] for event in watched.events}) == 1
+
+
+def test_failure_of_safetensors_reaches_the_user(watched: Watched, tmp_path: Path) -> None:
+    """A file that is not there is the script's to deal with, and no checkpoint to resume from."""
+    with pytest.raises(FileNotFoundError):
+        safetensors.torch.load_file(tmp_path / "absent")
+
+    assert watched.tape.written() == ["enter checkpoint_load", "abort other"]
+    assert watched.said("kind", "ok") == [("load", False)]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, that there is no process group
+def test_asynchronous_save_tells_staging_and_upload_apart(watched: Watched, tmp_path: Path) -> None:
+    """What blocks is badput, what does not is not; and only the upload says that there is a checkpoint."""
+    pending = dcp.async_save({"w": torch.ones(4)}, checkpoint_id=tmp_path / "step-1")
+    pending.result(timeout=60)
+    weights = {"w": torch.zeros(4)}
+    dcp.load(weights, checkpoint_id=tmp_path / "step-1")
+
+    assert torch.equal(weights["w"], torch.ones(4))
+    assert watched.tape.written() == SAVE + LOAD
+    assert sorted(watched.said("kind", "ok", "blocking", "staging")) == [
+        ("load", True, True, False),
+        ("save", True, False, False),
+        ("save", True, True, True),
+    ]
+    assert len({event["file"] for event in watched.events}) == 1
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_upload_is_of_the_step_that_was_staged(watched: Watched, tmp_path: Path) -> None:
+    """Training goes on meanwhile: by the step it has come to, work would be credited that is in no checkpoint."""
+    notes = checkpoint.Notes(watched.marker, lambda _, **fields: watched.events.append(fields), lambda: True)
+    notes.stage(tmp_path / "b", 8)
+    notes.stage(tmp_path / "a", 5)
+
+    for name in ("a", "b", "a"):
+        notes.note("save", FOREIGN, tmp_path / name, 0, 9, True, False)
+
+    assert watched.said("step") == [(5,), (8,), (9,)]
+
+
+@pytest.mark.parametrize("watched", ["hash", "plain", "omit"], indirect=True)
+def test_path_is_told_as_was_wished(watched: Watched, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """It can name a project or a person; the engine needs its hash in any case."""
+    file = tmp_path / "model.pt"
+
+    torch.save(torch.ones(4), file)
+
+    hashed = hashlib.blake2b(os.fsencode(file), digest_size=8).hexdigest()
+    shown = {"hash": hashed, "plain": str(file), "omit": None}[request.node.callspec.params["watched"]]
+    assert watched.said("file", "path") == [(hashed, shown)]
