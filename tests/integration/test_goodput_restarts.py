@@ -141,3 +141,24 @@ def test_counters_add_up_to_the_same_run(state: Path, answer: dict[str, Any]) ->
     assert sum(counters.values()) == pytest.approx(said["total_s"], abs=five_percent_s)
     for spent_on, seconds in {**said["badput_s"], "productive": said["productive_s"]}.items():
         assert counters.get(spent_on, 0.0) == pytest.approx(seconds, abs=five_percent_s), spent_on
+
+
+def test_checkpoints_are_spans_and_durations(state: Path) -> None:
+    """Every save of the script, in the trace of its attempt, and in the metrics with what was loaded."""
+    lines = [json.loads(line) for line in (state / "truth.0.jsonl").read_text(encoding="utf-8").splitlines()]
+    folder = state / "runs" / "killed"
+
+    spans = [span for line in (folder / "traces.jsonl").read_bytes().splitlines() for span in decode("traces", line)]
+    parts: set[tuple[Any, ...]] = set()
+    for line in (folder / "metrics.jsonl").read_bytes().splitlines():
+        for told in decode("metrics", line).resource_metrics:
+            for metric in (metric for scope in told.scope_metrics for metric in scope.metrics):
+                if metric.name == "training.checkpoint.duration":
+                    parts |= {tuple((point.attributes or {}).values()) for point in metric.data.data_points}
+
+    made = [span for span in spans if span.name == "training.checkpoint.save"]
+    saved = [line for line in lines if line["event"] == "saved"]
+    assert sum(span.name == "training.checkpoint.load" for span in spans) == 2 * len(RESUMED_AT)
+    assert len({span.context.span_id for span in made}) == len(made) == len(saved)
+    assert sorted(span.end_time for span in made) == pytest.approx([line["unix_ns"] for line in saved], abs=S)
+    assert parts == {("save", "blocking", "success"), ("load", "blocking", "success")}
