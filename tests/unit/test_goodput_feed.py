@@ -131,6 +131,19 @@ def test_checkpoint_in_a_step_is_its_own_state(rank: Rank, folder: Path) -> None
     assert Saved(0, 0, rank.unix_ns(BEGIN_NS + 3 * S + 9_000_000), 1, "abc") in facts
 
 
+def test_state_of_what_is_told_counts_before_the_first_step(rank: Rank, folder: Path) -> None:
+    """Making the model is no step, and no `init` that nobody can explain; the same in a step is the step's."""
+    tape = marks_of(1, start_ns=BEGIN_NS)
+    made = {"event": "span", "name": "training.init.model", "start_ns": 2 * S, "end_ns": 3 * S, "state": "model_init"}
+    again = {**made, "start_ns": BEGIN_NS, "end_ns": BEGIN_NS + 1_000_000}
+
+    rank.look([], made, now_ns=4 * S)
+    rank.look(tape, again, now_ns=6 * S)
+
+    assert seconds(history_of(told(rank, folder)))["model_init"] == 1.0
+    assert rank.follower.account.states()["model_init"] == S
+
+
 def test_load_before_the_first_step_is_told_with_its_name(rank: Rank, folder: Path) -> None:
     """Where a restart took the run up decides what was lost; reading it back is not `init`."""
     rank.look(marks_of(1, start_ns=BEGIN_NS), saved(kind="load"), now_ns=6 * S)

@@ -10,15 +10,18 @@ from trainspan.identity import span_id_of, trace_id_of
 from trainspan.names import Phase
 from trainspan.relay.signals.attempts import (
     MOST_CHECKPOINTS,
+    MOST_TOLD,
     attempt_span,
     checkpoint_span,
     process_spans,
     segment_span,
+    told_span,
 )
 from trainspan.relay.signals.spans import MOST_SPANS
 from trainspan.relay.timeline.checkpoints import Checkpoint
 from trainspan.relay.timeline.records import EndReason, ProcessEnd
 from trainspan.relay.timeline.segments import MOST, Segment
+from trainspan.relay.timeline.told import Told
 from trainspan.testing.builders import rank_step
 
 TRACE = trace_id_of("run-1", 0, "attempt")
@@ -179,6 +182,42 @@ def test_checkpoints_in_the_trace_are_bounded() -> None:
     assert checkpoint_span(source_of(1, 4 * MOST_CHECKPOINTS), save, 0) is None
 
 
+def test_what_a_rank_tells_is_a_span_below_its_process_or_its_init() -> None:
+    """The name says where it belongs; a word of the user's never speaks for the rank."""
+    told = Told("tokenize", 2000, 3000, True, {"words": 7, "training.rank": 99}, None)
+
+    made = told_span(source_of(1), told, 0)
+    in_init = told_span(source_of(1), told._replace(name="training.init.model", ok=False), 1)
+
+    assert made is not None
+    assert in_init is not None
+    assert shown(made) == {
+        "name": "tokenize",
+        "context": (TRACE, span_id_of("run-1", 0, "attempt", "rank", 1, "tokenize", 2000)),
+        "parent": (TRACE, span_id_of("run-1", 0, "attempt", "rank", 1)),
+        "resource": {"training.rank": 1},
+        "attributes": {"training.rank": 1, "words": 7},
+        "links": [],
+        "status": (StatusCode.UNSET, None),
+        "times_ns": (1000, 2000),
+    }
+    assert context_of(in_init.parent) == (TRACE, span_id_of("run-1", 0, "attempt", "rank", 1, "training.init"))
+    assert (in_init.status.status_code, in_init.status.description) == (StatusCode.ERROR, "left by an exception")
+
+
+def test_what_is_told_is_bounded_and_never_below_a_span_that_is_left_out() -> None:
+    """At a world size where a rank has one span, that is its process."""
+    told = Told("training.init.model", 2000, 3000, True, {}, "model_init")
+
+    crowded = told_span(source_of(0, 4000), told, 0)
+
+    assert crowded is not None
+    assert context_of(crowded.parent) == (TRACE, span_id_of("run-1", 0, "attempt", "rank", 0))
+    assert told_span(source_of(0, 1), told, MOST_TOLD - 1) is not None
+    assert told_span(source_of(0, 1), told, MOST_TOLD) is None
+    assert told_span(source_of(1, 4 * MOST_TOLD), told, 0) is None
+
+
 @given(st.integers(1, 50_000))
 def test_the_attempts_trace_is_bounded_at_any_world_size(world_size: int) -> None:
     """Root, all segments, and what the ranks may have, counted together."""
@@ -191,4 +230,4 @@ def test_the_attempts_trace_is_bounded_at_any_world_size(world_size: int) -> Non
     every = next((rank for rank in range(1, world_size) if spans_of(rank)), 1)
 
     assert spans_of(0) >= 1
-    assert 1 + MOST + MOST_CHECKPOINTS + -(-world_size // every) * spans_of(0) <= MOST_SPANS
+    assert 1 + MOST + MOST_CHECKPOINTS + MOST_TOLD + -(-world_size // every) * spans_of(0) <= MOST_SPANS

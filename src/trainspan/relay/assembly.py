@@ -12,7 +12,13 @@ from typing import Final, NamedTuple
 
 from trainspan.identity import Identity
 from trainspan.relay.follower import RankFollower
-from trainspan.relay.signals.attempts import attempt_span, checkpoint_span, process_spans, segment_span
+from trainspan.relay.signals.attempts import (
+    attempt_span,
+    checkpoint_span,
+    process_spans,
+    segment_span,
+    told_span,
+)
 from trainspan.relay.signals.logs import Record, died_record, exception_record, out_of_memory_record
 from trainspan.relay.signals.sampling import StepSampler
 from trainspan.relay.signals.spans import RankPart, Span, step_spans
@@ -85,6 +91,7 @@ class Assembly:
             self._output.records.append(out_of_memory_record(follower.source, event, observed_unix_ns))
         follower.out_of_memory.clear()
         self._tell_checkpoints(follower)
+        self._tell_told(follower)
 
     def add_segments(self, follower: RankFollower, segments: Iterable[Segment]) -> None:
         """Take over stretches of training that are over; rank 0 speaks for all."""
@@ -211,6 +218,15 @@ class Assembly:
             self._tell([span for span in made if span is not None], made.count(None))
         follower.checkpoints_told += len(checkpoints)
         checkpoints.clear()
+
+    def _tell_told(self, follower: RankFollower) -> None:
+        told = follower.told
+        if not self._sampling.off:
+            first = follower.told_taken
+            made = [told_span(follower.source, *one) for one in zip(told, count(first), strict=False)]
+            self._tell([span for span in made if span is not None], made.count(None))
+        follower.told_taken += len(told)
+        told.clear()
 
     def _tell_records(self, follower: RankFollower, end: ProcessEnd, observed_unix_ns: int) -> None:
         step = follower.unfinished

@@ -4,6 +4,7 @@
     a step is completed        Step; its checkpoint phases as activities of their own
     a checkpoint succeeded     Saved: it holds every step below the one that was next when the call began
     a checkpoint was loaded    Loaded: its name tells which save it is
+    a stretch of init is told  an activity, if it has a state
     nothing, for a while       Alive
     a process has ended        the unfinished step, and Ended
 
@@ -22,6 +23,7 @@ from trainspan.relay.goodput.facts import Activity, Alive, Begun, Ended, Fact, L
 from trainspan.relay.goodput.ledger import LedgerWriter
 from trainspan.relay.live_history import LiveHistory
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
+from trainspan.relay.timeline.told import told_of
 
 LEDGER: Final = "ledger"
 """Folder of the ledger in the run folder."""
@@ -70,6 +72,7 @@ class RankFacts:
     ) -> list[Fact]:
         """What one look at the recording gave, or with `more` the first part of it."""
         facts = [fact for event in events if event.get("event") == "checkpoint" for fact in self._checkpoint(event)]
+        facts += [fact for event in events if event.get("event") == "span" for fact in self._told(event)]
         start_ns = self._follower.timeline.first_step_start_ns
         if start_ns is not None:
             facts += self._init_until(start_ns)
@@ -113,6 +116,12 @@ class RankFacts:
                 facts.append(Activity(*self._key, _STATES[phase], self._unix_of(start_ns), self._unix_of(end_ns)))
         return facts
 
+    def _told(self, event: Mapping[str, Any]) -> list[Fact]:
+        told = told_of(event)
+        if told is None or told.state is None or not self._is_before_steps(told.end_ns):
+            return []
+        return [self._activity(told.state, told.start_ns, told.end_ns)]
+
     def _checkpoint(self, event: Mapping[str, Any]) -> list[Fact]:
         """The facts in an event, which is read with distrust."""
         kind, name, step = event.get("kind"), event.get("file"), event.get("step")
@@ -124,11 +133,9 @@ class RankFacts:
         if step < 0 or not 0 <= start_ns <= end_ns < 1 << 62:
             return []
         facts: list[Fact] = []
-        first_ns = self._follower.timeline.first_step_start_ns
         # Within steps the marks tell; before the first there may have been nobody to mark.
-        if event.get("blocking") is True and (first_ns is None or end_ns <= first_ns):
-            times = self._unix_of(max(start_ns, self._begun_ns)), self._unix_of(max(end_ns, self._begun_ns))
-            facts.append(Activity(*self._key, _STATE_OF_KIND[kind], *times))
+        if event.get("blocking") is True and self._is_before_steps(end_ns):
+            facts.append(self._activity(_STATE_OF_KIND[kind], start_ns, end_ns))
         if event.get("ok") is True and event.get("staging") is not True:
             at_ns = self._unix_of(end_ns)
             if kind == "load":
@@ -136,6 +143,14 @@ class RankFacts:
             elif self._counts(event.get("bytes")):
                 facts.append(Saved(*self._key, at_ns, step, name[:_NAME_CHARACTERS]))
         return facts
+
+    def _is_before_steps(self, end_ns: int) -> bool:
+        first_ns = self._follower.timeline.first_step_start_ns
+        return first_ns is None or end_ns <= first_ns
+
+    def _activity(self, state: str, start_ns: int, end_ns: int) -> Activity:
+        times = self._unix_of(max(start_ns, self._begun_ns)), self._unix_of(max(end_ns, self._begun_ns))
+        return Activity(*self._key, state, *times)
 
     def _counts(self, size_bytes: Any) -> bool:
         """Whether a save of that size is one to resume from."""

@@ -17,6 +17,7 @@ from trainspan.relay.timeline.rank_summary import RankSummary
 from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_times_of
 from trainspan.relay.timeline.segments import Segment, Segments
 from trainspan.relay.timeline.steps import RankTimeline
+from trainspan.relay.timeline.told import Told, told_of
 from trainspan.sampling import sampling_from
 
 _SETTLED_NS: Final = 5_000_000_000
@@ -43,6 +44,8 @@ class RankFollower:
         out_of_memory: allocations that failed, as told, until somebody takes them.
         checkpoints: saves and loads that have ended, until somebody takes them.
         checkpoints_told: how many somebody has taken.
+        told: other stretches of time the rank has told of, until somebody takes them.
+        told_taken: how many somebody has taken.
     """
 
     def __init__(self, reader: RecordingReader, environ: Mapping[str, str], aggregates: StepAggregates, *, own: bool):
@@ -64,12 +67,14 @@ class RankFollower:
         self.out_of_memory: list[Mapping[str, Any]] = []
         self.checkpoints: list[Checkpoint] = []
         self.checkpoints_told = 0
+        self.told: list[Told] = []
+        self.told_taken = 0
         self._largest_save_bytes: int | None = None
         self._environ = environ
         self._aggregates = aggregates
         self._own_aggregates = own
         self._last_step_end_ns: int | None = None
-        self._early: list[tuple[int, int, str]] = []  # checkpoints that held the rank up before its first step
+        self._early: list[tuple[int, int, str]] = []  # what the rank was held up by before its first step
         self._resumed = False
         self._reported_end = False
 
@@ -163,6 +168,15 @@ class RankFollower:
             self.torch_import_ns = times[0], times[1]
         if event["event"] == "checkpoint":
             self._take_checkpoint(checkpoint_of(event))
+        elif event["event"] == "span":
+            self._take_told(told_of(event))
+
+    def _take_told(self, told: Told | None) -> None:
+        if told is None:
+            return
+        self.told.append(told)
+        if told.state is not None and not self.timeline.started:
+            self._early.append((told.start_ns, told.end_ns, told.state))
 
     def _take_checkpoint(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is None:
@@ -176,7 +190,7 @@ class RankFollower:
             self._early.append((checkpoint.start_ns, checkpoint.end_ns, state))
 
     def _charge_early(self, until_ns: int | None) -> None:
-        """Charge the checkpoints before the first step, now that it has started, or none will."""
+        """Charge what was told of the time before the first step, now that it has started, or none will."""
         early, self._early = self._early, []
         for start_ns, end_ns, state in sorted(early):
             if until_ns is not None and end_ns <= until_ns:

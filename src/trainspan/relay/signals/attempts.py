@@ -6,13 +6,14 @@
           training.init.import     the import of torch
         training.segment           stretches of training, of rank 0 only
         training.checkpoint.save   and load: one for each call
+        ...                        whatever else the rank tells; below training.init what begins with its name
 
-A trace has at most `MOST_SPANS` spans: half of them are for the segments, `MOST_CHECKPOINTS` for the checkpoints, the
-rest for the processes, both shared by the ranks. A rank whose share is smaller leaves out the import, then init; with
-more ranks than spans, every k-th rank has one.
+A trace has at most `MOST_SPANS` spans: half of them are for the segments, `MOST_CHECKPOINTS` for the checkpoints,
+`MOST_TOLD` for what else is told, the rest for the processes, each shared by the ranks. A rank whose share is smaller
+leaves out the import, then init; with more ranks than spans, every k-th rank has one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -26,9 +27,11 @@ from trainspan.relay.timeline.checkpoints import Checkpoint
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.relay.timeline.segments import MOST as MOST_SEGMENTS
 from trainspan.relay.timeline.segments import Segment
+from trainspan.relay.timeline.told import Told, Value
 
-MOST_CHECKPOINTS: Final = 1500
-_SPANS_OF_RANKS: Final = MOST_SPANS - 1 - MOST_SEGMENTS - MOST_CHECKPOINTS
+MOST_CHECKPOINTS: Final = 1000
+MOST_TOLD: Final = 1000
+_SPANS_OF_RANKS: Final = MOST_SPANS - 1 - MOST_SEGMENTS - MOST_CHECKPOINTS - MOST_TOLD
 _CHECKPOINTS: Final = {"save": names.SPAN_CHECKPOINT_SAVE, "load": names.SPAN_CHECKPOINT_LOAD}
 
 
@@ -125,9 +128,33 @@ def checkpoint_span(source: RankSource, checkpoint: Checkpoint, before: int) -> 
     return _span(source, name, context, _below(source), times_ns, attributes, status)
 
 
+def told_span(source: RankSource, told: Told, before: int) -> ReadableSpan | None:
+    """A stretch of time that the rank told of; None when the rank's share of the trace is used up.
+
+    Args:
+        source: the rank.
+        told: what it said.
+        before: how many it has told of before this one.
+    """
+    every, budget = rank_budget(source.identity.world_size, MOST_TOLD)
+    if source.identity.rank % every or before >= budget:
+        return None
+    in_init = told.name.startswith(f"{names.SPAN_INIT}.") and _has_init(source)
+    parent = _below(source, names.SPAN_INIT) if in_init else _below(source)
+    context = _below(source, told.name, told.start_ns)
+    status = UNSET if told.ok else error("left by an exception")
+    return _span(source, told.name, context, parent, (told.start_ns, told.end_ns), told.attributes, status)
+
+
 def process_context(source: RankSource) -> SpanContext:
     """The span of the process, for what refers to it."""
     return _below(source)
+
+
+def _has_init(source: RankSource) -> bool:
+    """Whether the rank's share of the trace holds the span of its init beside that of the process."""
+    every, budget = rank_budget(source.identity.world_size, _SPANS_OF_RANKS)
+    return source.identity.rank % every == 0 and budget > 1
 
 
 def _process(source: RankSource, start_ns: int, end: ProcessEnd, unfinished: RankStep | None) -> ReadableSpan:
@@ -168,7 +195,7 @@ def _span(
     context: SpanContext,
     parent: SpanContext,
     times_ns: tuple[int, int],
-    attributes: dict[str, str | int],
+    attributes: Mapping[str, Value],
     status: Status = UNSET,
 ) -> ReadableSpan:
     return ReadableSpan(
@@ -176,7 +203,7 @@ def _span(
         context,
         parent,
         source.resource,
-        {names.RANK: source.identity.rank, **attributes},
+        {**attributes, names.RANK: source.identity.rank},
         status=status,
         start_time=source.unix_of(times_ns[0]),
         end_time=source.unix_of(times_ns[1]),
