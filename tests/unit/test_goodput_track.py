@@ -134,7 +134,7 @@ def test_thinning_keeps_the_sums_and_gives_up_the_segments() -> None:
         (("custom.a", 0), ("custom.b", 0), "custom.b"),
         (("custom.a", 3), ("checkpoint_save", 0), "checkpoint_save"),
         (("validation", 0), ("custom.a", 0), "custom.a"),
-        (("init", 0), ("model_init", 0), "init"),
+        (("init", 0), ("model_init", 0), "model_init"),
         (("checkpoint_load", 0), ("model_init", 0), "checkpoint_load"),
     ],
 )

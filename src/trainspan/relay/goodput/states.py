@@ -7,7 +7,8 @@ the narrower and rarer cause. `custom.<name>` claims among themselves: the deepe
     unfinished        inside a step that never finished; becomes `lost_work`, `shutdown`, `hang` or `unaccounted`
     productive        inside a finished step
     restart           told so (waiting for nodes)
-    model_init, init  before the loop
+    init              before the loop
+    model_init        the part of it in which the model was made
     data_wait         blocking input, on every step
     straggler_wait    told so: waiting for a slower rank
     compile           told so (the excess of first steps and recompiles is found by `life`)
@@ -38,8 +39,8 @@ CLAIMS: Final = (
     "unfinished",
     "productive",
     "restart",
-    "model_init",
     "init",
+    "model_init",
     "data_wait",
     "straggler_wait",
     "compile",
