@@ -1,0 +1,482 @@
+"""What each dashboard shows: panels, what they ask Prometheus and Jaeger for, and what to do about what they show."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Query(NamedTuple):
+    """PromQL and the legend of its series."""
+
+    expr: str
+    legend: str = ""
+
+
+class Panel(NamedTuple):
+    """One panel. `kind`: of Grafana's panels, or `traces`; `width` of 24 columns, `height` in rows of 30 pixels."""
+
+    title: str
+    kind: str
+    description: str
+    queries: Sequence[Query]
+    unit: str = "short"
+    width: int = 12
+    height: int = 8
+    stacked: bool = False
+    maximum: float | None = None
+
+
+class Dashboard(NamedTuple):
+    """One dashboard; `variables` are names of VARIABLES."""
+
+    uid: str
+    title: str
+    description: str
+    variables: Sequence[str]
+    panels: Sequence[Panel]
+    since: str = "now-6h"
+
+
+ONE_RUN = 'training_run_id="$run"'
+ONE_RANK = 'training_run_id="$run",training_rank=~"$rank"'
+
+
+class Variable(NamedTuple):
+    """A choice at the top of a dashboard; `regex` keeps a part of each value."""
+
+    label: str
+    query: str
+    description: str
+    many: bool = False
+    regex: str = ""
+    hidden: bool = False
+
+
+VARIABLES = {
+    "run": Variable("run", "label_values(training_time_seconds_total, training_run_id)", "`training.run.id`"),
+    "rank": Variable(
+        "rank",
+        f"label_values(training_time_seconds_total{{{ONE_RUN}}}, training_rank)",
+        "Ranks to show; where ranks of a node share a histogram, choose All.",
+        many=True,
+    ),
+    # `job` is `service.namespace/service.name`, Jaeger knows the name only.
+    "service": Variable(
+        "service",
+        f"label_values(training_time_seconds_total{{{ONE_RUN}}}, job)",
+        "`service.name`, for Jaeger",
+        regex="/([^/]+)$/",
+        hidden=True,
+    ),
+}
+
+
+def stat(title: str, description: str, expr: str, unit: str = "short", width: int = 4) -> Panel:
+    """One number."""
+    return Panel(title, "stat", description, (Query(expr),), unit, width, 4)
+
+
+RUN = Dashboard(
+    "trainspan-run",
+    "Run",
+    "Is this run healthy, how far is it, and what is lost to what.",
+    ("run", "rank"),
+    (
+        stat(
+            "Goodput",
+            "Productive share of all time of the run so far, restarts included. Below 90 %: see what is lost to what.",
+            f'avg(training_goodput_ratio{{{ONE_RUN},training_window="run"}})',
+            "percentunit",
+        ),
+        stat(
+            "Last step",
+            "Number of the last step completed, by the rank that is ahead. It falls after a restart from a checkpoint.",
+            f"max(training_progress_step{{{ONE_RUN}}})",
+        ),
+        stat(
+            "Steps per second",
+            "Pace of the last five minutes. If it falls, see the step time by rank below.",
+            f"job:training_steps:rate_5m{{{ONE_RUN}}}",
+        ),
+        stat(
+            "Since the last step",
+            "Age of the youngest completed step of all ranks. Far above one step time: training hangs, "
+            "or is in a checkpoint or a validation.",
+            f"min(training_last_step_age_seconds{{{ONE_RUN}}})",
+            "s",
+        ),
+        stat(
+            "Ranks heard of",
+            "Ranks that sent their steps. Fewer than the world size: look on the nodes that are missing with "
+            "`trainspan doctor`.",
+            f"count(count by (training_rank) (training_steps_total{{{ONE_RUN}}}))",
+        ),
+        stat(
+            "Restarts",
+            "Attempts after the first. The step anatomy's failed steps say where they ended.",
+            f"max(training_restarts_total{{{ONE_RUN}}})",
+        ),
+        Panel(
+            "Where the time goes",
+            "timeseries",
+            "Share of all ranks' time in each state over the last five minutes. Whatever grows beside `productive` is "
+            "what to work on.",
+            (
+                Query(
+                    f"avg by (training_state) (rank:training_time:share_5m{{{ONE_RUN}}})",
+                    "{{training_state}}",
+                ),
+            ),
+            "percentunit",
+            stacked=True,
+            maximum=1,
+        ),
+        Panel(
+            "What is lost to what",
+            "bargauge",
+            "Rank time charged to each state but `productive`, summed over all ranks, in the time shown. "
+            "Work on the longest bar first.",
+            (
+                Query(
+                    f"sort_desc(sum by (training_state) (increase("
+                    f'training_time_seconds_total{{{ONE_RUN},training_state!="productive"}}[$__range])))',
+                    "{{training_state}}",
+                ),
+            ),
+            "s",
+        ),
+        Panel(
+            "Goodput over time",
+            "timeseries",
+            "Productive share of the last five minutes, hour and day. The hour far below the day raises an alert.",
+            tuple(Query(f"job:training_goodput:ratio_{w}{{{ONE_RUN}}}", w) for w in ("5m", "1h", "1d")),
+            "percentunit",
+            maximum=1,
+        ),
+        Panel(
+            "Mean step time by rank",
+            "timeseries",
+            "Ranks that wait for each other have one line. A line above the others is a rank that drifts away.",
+            (
+                Query(
+                    f"rank:training_step_duration_seconds:mean_5m{{{ONE_RANK}}}",
+                    "rank {{training_rank}} node {{training_node_rank}}",
+                ),
+            ),
+            "s",
+        ),
+        Panel(
+            "Progress",
+            "timeseries",
+            "Number of the last step completed by each rank. Flat: no progress. A drop: steps are done again after a "
+            "restart; save checkpoints more often if drops are large.",
+            (Query(f"training_progress_step{{{ONE_RANK}}}", "rank {{training_rank}}"),),
+        ),
+        Panel(
+            "Telemetry on its way",
+            "timeseries",
+            "Bytes that wait on disk for the endpoint. Growing: the endpoint is away or slow; nothing is lost "
+            "until the spool is full.",
+            (Query(f"sum by (signal) (trainspan_spool_size_bytes{{{ONE_RUN}}})", "{{signal}}"),),
+            "bytes",
+        ),
+        Panel(
+            "Telemetry lost or refused",
+            "timeseries",
+            "Zero is right. Marks or events lost: give the relay more CPU or raise TRAINSPAN_RING_MARKS. Batches "
+            "dropped: the spool was full. Failures: see the relay's log or `trainspan doctor`.",
+            tuple(
+                Query(f"sum(increase({metric}{{{ONE_RUN}}}[$__rate_interval]))", legend)
+                for metric, legend in (
+                    ("trainspan_marks_lost_total", "marks lost"),
+                    ("trainspan_events_dropped_total", "events dropped"),
+                    ("trainspan_recording_errors_total", "recording errors"),
+                    ("trainspan_spool_dropped_total", "batches dropped"),
+                    ("trainspan_export_failures_total", "attempts refused"),
+                )
+            ),
+        ),
+        Panel(
+            "Relay",
+            "timeseries",
+            "Age of the oldest mark the relay's last look took. Rising toward the ring's length in time: the relay is "
+            "starved of CPU, and marks will be lost.",
+            (Query(f"max by (training_node_rank) (trainspan_relay_lag_seconds{{{ONE_RUN}}})", "node lag"),),
+            "s",
+        ),
+    ),
+)
+
+STEP = Dashboard(
+    "trainspan-step",
+    "Step anatomy",
+    "What a step is made of, on which rank, and the traces of the steps that were slow.",
+    ("run", "rank", "service"),
+    (
+        Panel(
+            "Mean step by phase",
+            "timeseries",
+            "Host time of each phase in a mean step, over the ranks chosen. The tallest layer is where a step's time "
+            "goes; on a GPU the host's share of `backward` and `optimizer` is launching and waiting.",
+            (
+                Query(
+                    f"sum by (training_phase) (rate(training_phase_duration_seconds_sum"
+                    f'{{{ONE_RANK},training_clock="host"}}[$__rate_interval]))'
+                    f" / ignoring (training_phase) group_left () "
+                    f"(sum(rate(training_step_duration_seconds_count{{{ONE_RANK}}}[$__rate_interval])) > 0)",
+                    "{{training_phase}}",
+                ),
+            ),
+            "s",
+            stacked=True,
+        ),
+        Panel(
+            "Phases by rank",
+            "bargauge",
+            "Mean host time of a phase by rank, in the time shown. A rank long in data_wait, forward or optimizer "
+            "makes its peers long in backward: look at that rank, not at them.",
+            (
+                Query(
+                    f"sort_desc(sum by (training_rank, training_node_rank, training_phase) "
+                    f'(increase(training_phase_duration_seconds_sum{{{ONE_RANK},training_clock="host"}}[$__range]))'
+                    f" / on (training_rank, training_node_rank) group_left () "
+                    f"(sum by (training_rank, training_node_rank) "
+                    f"(increase(training_step_duration_seconds_count{{{ONE_RANK}}}[$__range])) > 0))",
+                    "{{training_phase}} rank {{training_rank}}",
+                ),
+            ),
+            "s",
+        ),
+        Panel(
+            "Step time, quantiles",
+            "timeseries",
+            "Median and slowest steps of the ranks chosen. p99 far above p50: single steps are slow; open their traces "
+            "below. Both high: see the phases.",
+            tuple(
+                Query(
+                    f"histogram_quantile({q}, sum by (le) "
+                    f"(rate(training_step_duration_seconds_bucket{{{ONE_RANK}}}[$__rate_interval])))",
+                    f"p{q * 100:g}",
+                )
+                for q in (0.5, 0.9, 0.99)
+            ),
+            "s",
+        ),
+        Panel(
+            "Straggler score",
+            "timeseries",
+            "How much longer a rank's own time makes every step, as a share of the mean step. 0 is usual; above 0.1 "
+            "for 15 minutes raises an alert.",
+            (
+                Query(
+                    f"rank:training_straggler:score_5m{{{ONE_RANK}}}",
+                    "rank {{training_rank}} node {{training_node_rank}}",
+                ),
+            ),
+            "percentunit",
+        ),
+        Panel(
+            "Step-time deviation",
+            "timeseries",
+            "A rank's mean step less that of the median rank, in s. Away from 0: ranks do not wait for each other, or "
+            "drift apart.",
+            (
+                Query(
+                    f"rank:training_step_deviation:seconds_5m{{{ONE_RANK}}}",
+                    "rank {{training_rank}} node {{training_node_rank}}",
+                ),
+            ),
+            "s",
+        ),
+        Panel(
+            "Above the ideal step",
+            "timeseries",
+            "Median of the newest 100 steps less the ideal step time. Rising: the run is slower than it can be.",
+            (Query(f"training_step_deviation_seconds{{{ONE_RANK}}}", "rank {{training_rank}}"),),
+            "s",
+        ),
+        Panel(
+            "Slow steps",
+            "traces",
+            "Steps with a trace because they were slow. Follow the trace id: one trace holds the step on all ranks; "
+            "look for the phase that is long on one rank only.",
+            (Query('training.run.id="$run" training.sampled.reason="slow"'),),
+        ),
+        Panel(
+            "All sampled steps",
+            "traces",
+            "Steps with a trace, for whatever reason; a usual one to compare a slow one with.",
+            (Query('training.run.id="$run"'),),
+        ),
+    ),
+)
+
+GPU = Dashboard(
+    "trainspan-gpu",
+    "GPU & energy",
+    "What the devices do: time and memory of a run from trainspan, power and errors from NVIDIA's DCGM exporter.",
+    ("run", "rank"),
+    (
+        Panel(
+            "Device time by phase",
+            "timeseries",
+            "Seconds of device work in each phase, a second. The sum far below 1: the device waits, see data_wait.",
+            (
+                Query(
+                    f"sum by (training_phase) (rate(training_phase_duration_seconds_sum"
+                    f'{{{ONE_RANK},training_clock="device"}}[$__rate_interval]))'
+                    f" / on () group_left () count(count by (training_rank) (training_steps_total{{{ONE_RANK}}}))",
+                    "{{training_phase}}",
+                ),
+            ),
+            "percentunit",
+            stacked=True,
+        ),
+        Panel(
+            "Allocator memory",
+            "timeseries",
+            "Memory of torch's allocator by rank and state. `reserved` far above `allocated`: fragmentation, try "
+            "expandable_segments. Ever growing: a tensor is kept over steps.",
+            (
+                Query(
+                    f"training_allocator_memory_usage_bytes{{{ONE_RANK}}}",
+                    "rank {{training_rank}} {{training_allocator_memory_state}}",
+                ),
+                Query(f"training_allocator_memory_peak_bytes{{{ONE_RANK}}}", "rank {{training_rank}} peak"),
+            ),
+            "bytes",
+        ),
+        Panel(
+            "Allocator retries and out of memory",
+            "timeseries",
+            "Zero is right. Retries flush the cache and stall the device: the batch is at the edge of the memory. Out "
+            "of memory: make the batch or the activations smaller.",
+            (
+                Query(
+                    f"sum by (training_rank) (increase(training_allocator_retries_total{{{ONE_RANK}}}"
+                    f"[$__rate_interval]))",
+                    "rank {{training_rank}} retries",
+                ),
+                Query(
+                    f"sum by (training_rank) (increase(training_allocator_ooms_total{{{ONE_RANK}}}[$__rate_interval]))",
+                    "rank {{training_rank}} out of memory",
+                ),
+            ),
+        ),
+        Panel(
+            "GPU utilisation",
+            "timeseries",
+            "Share of time in which any kernel ran, of every GPU that a DCGM exporter shows. It says that the GPU was "
+            "not idle, not that it was used well.",
+            (Query("DCGM_FI_DEV_GPU_UTIL", "{{Hostname}} GPU {{gpu}}"),),
+            "percent",
+            maximum=100,
+        ),
+        Panel(
+            "Power",
+            "timeseries",
+            "Power of every GPU that a DCGM exporter shows. Low in the middle of a run: the GPU waits. One lower than "
+            "its peers: throttled or starved.",
+            (Query("DCGM_FI_DEV_POWER_USAGE", "{{Hostname}} GPU {{gpu}}"),),
+            "watt",
+        ),
+        Panel(
+            "Energy",
+            "bargauge",
+            "Energy of every GPU that a DCGM exporter shows, in the time shown.",
+            (
+                Query(
+                    "increase(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[$__range]) / 1000",
+                    "{{Hostname}} GPU {{gpu}}",
+                ),
+            ),
+            "joule",
+        ),
+        Panel(
+            "Temperature",
+            "timeseries",
+            "Of every GPU that a DCGM exporter shows. One hotter than its peers will be throttled: see to its cooling.",
+            (Query("DCGM_FI_DEV_GPU_TEMP", "{{Hostname}} GPU {{gpu}}"),),
+            "celsius",
+        ),
+        Panel(
+            "Last XID error",
+            "timeseries",
+            "0 is right. The number of the driver's last error: look it up in NVIDIA's XID catalogue; 48, 63, 64, 79, "
+            "94 and 95 ask for the node to be drained.",
+            (Query("DCGM_FI_DEV_XID_ERRORS", "{{Hostname}} GPU {{gpu}}"),),
+        ),
+    ),
+)
+
+BY_RUN = "by (job, training_run_id)"
+FLEET = Dashboard(
+    "trainspan-fleet",
+    "Fleet",
+    "All runs, side by side.",
+    (),
+    (
+        Panel(
+            "Runs",
+            "table",
+            "One line for each run seen in the time shown. Sort by goodput or by what it loses, and follow the run's "
+            "name to its dashboard.",
+            (
+                Query(
+                    f'avg {BY_RUN} (last_over_time(training_goodput_ratio{{training_window="run"}}[$__range]))',
+                    "Goodput",
+                ),
+                Query(f"max {BY_RUN} (last_over_time(training_progress_step[$__range]))", "Last step"),
+                Query(
+                    f"min {BY_RUN} (last_over_time(training_last_step_age_seconds[$__range]))", "Since last step (s)"
+                ),
+                Query(
+                    "count by (job, training_run_id) "
+                    "(count by (job, training_run_id, training_rank) (last_over_time(training_steps_total[$__range])))",
+                    "Ranks",
+                ),
+                Query(
+                    f'sum {BY_RUN} (increase(training_time_seconds_total{{training_state!="productive"}}[$__range]))',
+                    "Rank seconds lost",
+                ),
+            ),
+            width=24,
+            height=10,
+        ),
+        Panel(
+            "Goodput by run",
+            "timeseries",
+            "Productive share of the last hour. A run that falls away from its own past is worth a look.",
+            (Query("job:training_goodput:ratio_1h", "{{training_run_id}}"),),
+            "percentunit",
+            maximum=1,
+        ),
+        Panel(
+            "Steps per second by run",
+            "timeseries",
+            "Pace of the last five minutes. A line that ends: the run has ended or its telemetry has.",
+            (Query("job:training_steps:rate_5m", "{{training_run_id}}"),),
+        ),
+        Panel(
+            "What the fleet loses to what",
+            "timeseries",
+            "Ranks in each state but `productive`, on average. The widest band is what pays most to work on.",
+            (
+                Query(
+                    "sum by (training_state) "
+                    '(rate(training_time_seconds_total{training_state!="productive"}[$__rate_interval]))',
+                    "{{training_state}}",
+                ),
+            ),
+            stacked=True,
+        ),
+        Panel(
+            "Worst straggler by run",
+            "timeseries",
+            "The highest straggler score of each run: how much longer one rank makes every step of all.",
+            (Query(f"max {BY_RUN} (rank:training_straggler:score_5m)", "{{training_run_id}}"),),
+            "percentunit",
+        ),
+    ),
+    since="now-24h",
+)
+DASHBOARDS = (RUN, STEP, GPU, FLEET)

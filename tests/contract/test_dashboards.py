@@ -1,0 +1,102 @@
+"""The dashboards as files: generated, complete, and asking only for what exists."""
+
+import json
+import re
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainspan import names
+
+ROOT = Path(__file__).resolve().parents[2]
+GRAFANA = ROOT / "collector-config" / "grafana"
+DASHBOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
+SUFFIXES = {"s": "_seconds", "By": "_bytes", "1": "_ratio", "J": "_joules", "W": "_watts"}
+SERIES = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",), "gauge": ("",)}
+
+every_dashboard = pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+
+
+def test_the_files_are_what_the_script_writes() -> None:
+    """A panel that was clicked together in Grafana would be lost with the next one declared."""
+    command = [sys.executable, str(ROOT / "scripts" / "dashboards"), "--check"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_there_are_four_dashboards() -> None:
+    """A link to a dashboard that is not there opens nothing."""
+    found = {path.stem: json.loads(path.read_text()) for path in DASHBOARDS}
+
+    assert {uid: dashboard["title"] for uid, dashboard in found.items()} == {
+        "trainspan-run": "Run",
+        "trainspan-step": "Step anatomy",
+        "trainspan-gpu": "GPU & energy",
+        "trainspan-fleet": "Fleet",
+    }
+    assert all(dashboard["uid"] == uid for uid, dashboard in found.items())
+
+
+@every_dashboard
+def test_every_panel_can_be_seen_and_says_what_it_means(path: Path) -> None:
+    """Grafana draws panels over each other, and takes two of one id for one, without a word."""
+    panels = json.loads(path.read_text())["panels"]
+
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert [panel["title"] for panel in panels if len(panel["description"]) < 40] == []
+    assert [panel["title"] for panel in panels if panel["gridPos"]["x"] + panel["gridPos"]["w"] > 24] == []
+    pairs = combinations(panels, 2)
+    assert [(a["title"], b["title"]) for a, b in pairs if _overlap(a["gridPos"], b["gridPos"])] == []
+
+
+@every_dashboard
+def test_every_data_source_is_provisioned(path: Path) -> None:
+    """A panel that asks a data source of another id shows an error and no more."""
+    provisioned = set(re.findall(r"uid: (\S+)", (GRAFANA / "datasources" / "trainspan.yaml").read_text()))
+
+    asked = set(_values_of("uid", [json.loads(path.read_text())[part] for part in ("panels", "templating")]))
+
+    assert provisioned == {"prometheus", "jaeger"}
+    assert asked
+    assert asked <= provisioned
+
+
+@every_dashboard
+def test_every_metric_exists(path: Path) -> None:
+    """A panel whose metric was renamed is empty for ever, and looks like a healthy run."""
+    rules = (ROOT / "collector-config" / "prometheus" / "rules" / "recording.yaml").read_text()
+    known = {series for metric in names.METRICS for series in _series_of(metric)}
+    known |= set(re.findall(r"- record: (\S+)", rules))
+
+    text = " ".join(_values_of("expr", json.loads(path.read_text())["panels"]))
+    asked = set(re.findall(r"(?<!:)\b(?:training|trainspan)_\w+(?=[\[{])|\b(?:job|rank):[\w:]+", text))
+
+    assert asked
+    assert asked - known == set()
+
+
+def _series_of(metric: names.Metric) -> list[str]:
+    name = metric.name.replace(".", "_") + SUFFIXES.get(metric.unit, "")
+    return [name + end for end in SERIES[metric.instrument]]
+
+
+def _overlap(a: dict[str, int], b: dict[str, int]) -> bool:
+    return (
+        a["x"] < b["x"] + b["w"] and b["x"] < a["x"] + a["w"] and a["y"] < b["y"] + b["h"] and b["y"] < a["y"] + a["h"]
+    )
+
+
+def _values_of(key: str, found: Any) -> list[str]:
+    """Every value under `key`, however deep."""
+    if isinstance(found, list):
+        return [value for one in found for value in _values_of(key, one)]
+    if not isinstance(found, dict):
+        return []
+    here = [found[key]] if key in found else []
+    return here + [value for one in found.values() for value in _values_of(key, one)]
