@@ -92,5 +92,5 @@ def test_inductor_compiles_the_same(tmp_path_factory: pytest.TempPathFactory) ->
 
     # The compiler's own pool of threads is as large as its work was slow; other scenarios show that none is ours.
     assert pair.differences("pid", "threads") == [{}]
-    assert (pair.alone.stderr, pair.recorded.stderr) == ("", "")
+    assert pair.recorded.stderr == pair.alone.stderr  # torch itself warns of some versions of Python
     assert [phases_of(step) for step in pair.recording_of("inductor").steps] == [STEP] * 6

@@ -108,6 +108,11 @@ class Recorder:
         else:
             self._writer.append_event(event)
 
+    def note_fatal(self, error: BaseException) -> None:
+        """Note what is about to end this process, where one is recorded and nobody else would see it. Never raises."""
+        if self._writer is not None:
+            _quietly(lambda: self._record_exception(type(error), error, error.__traceback__))
+
     def close(self) -> None:
         """Note the orderly end of this process. What it still does, in other handlers of its exit, is not recorded."""
         if self._writer is not None:
@@ -149,21 +154,13 @@ class Recorder:
     def _watch_end(self) -> None:
         # Registered anew after a fork: what runs at the parent's exit need not run at the child's.
         atexit.register(self.close)
-        # What multiprocessing forks ends without atexit, and without sys.excepthook. (torch has imported it.)
+        # What multiprocessing forks ends without atexit. (torch has imported it.)
         multiprocessing = sys.modules.get("multiprocessing.util")
         if multiprocessing is not None:
-            multiprocessing.Finalize(None, self._close_child, exitpriority=-1)
+            multiprocessing.Finalize(None, self.close, exitpriority=-1)
         if not self._watching:
             self._watching = True
             self._watch_exceptions()
-
-    def _close_child(self) -> None:
-        error = sys.exc_info()[1]
-        # `torch.multiprocessing` turns whatever ends a rank into an exit.
-        cause = error.__context__ if isinstance(error, SystemExit) and error.code else error
-        if cause is not None and not isinstance(cause, SystemExit):
-            _quietly(lambda: self._record_exception(type(cause), cause, cause.__traceback__))
-        self.close()
 
     def _watch_exceptions(self) -> None:
         previous = sys.excepthook
