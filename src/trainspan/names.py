@@ -26,6 +26,9 @@ class Phase(IntEnum):
     GRAPH_REPLAY = 8
     CHECKPOINT_SAVE = 9
     CHECKPOINT_LOAD = 10
+    COLLECTIVE = 11
+    AMP = 12
+    GENERATION = 13
 
     @property
     def wire(self) -> str:
@@ -61,7 +64,15 @@ SPAN_ATTEMPT = "training.attempt"
 SPAN_PROCESS = "training.process"
 SPAN_INIT = "training.init"
 SPAN_INIT_IMPORT = "training.init.import"
+SPAN_INIT_PROCESS_GROUP = "training.init.process_group"
+SPAN_INIT_MODEL = "training.init.model"
+SPAN_INIT_WRAP = "training.init.wrap"
+SPAN_INIT_OPTIMIZER = "training.init.optimizer"
+SPAN_INIT_DATA_LOADER = "training.init.data_loader"
+SPAN_INIT_FIRST_STEP = "training.init.first_step"
 SPAN_SEGMENT = "training.segment"
+SPAN_COMPILE = "training.compile"
+SPAN_VALIDATION = "training.validation"
 SPAN_CHECKPOINT_SAVE = "training.checkpoint.save"
 SPAN_CHECKPOINT_LOAD = "training.checkpoint.load"
 SPAN_STEP = "training.step"
@@ -88,6 +99,31 @@ DEVICE_DURATION = "training.device.duration"
 SPANS_CUT = "training.spans.cut"
 CHECKPOINT_PATH = "training.checkpoint.path"
 CHECKPOINT_BYTES = "training.checkpoint.bytes"
+SKIPPED = "training.amp.skipped"
+VALIDATION_ITERATIONS = "training.validation.iterations"
+COLLECTIVE_SEQ = "training.collective.seq"
+COLLECTIVE_BYTES = "training.collective.bytes"
+COMPILE_FUNCTION = "training.compile.function"
+COMPILE_REASON = "training.compile.reason"
+COMPILE_DIRECTION = "training.compile.direction"
+COMPILE_OPS = "training.compile.ops"
+BACKEND = "training.process_group.backend"
+DATA_WORKERS = "training.data.workers"
+BATCH_SIZE = "training.batch.size"
+STRATEGY = "training.strategy"
+MODEL_CLASS = "training.model.class"
+MODEL_PARAMETERS = "training.model.parameters"
+PRECISION = "training.precision"
+PRECISION_AUTOCAST = "training.precision.autocast"
+COMPILED = "training.compiled"
+OPTIMIZER_CLASS = "training.optimizer.class"
+OPTIMIZER_LR = "training.optimizer.lr"
+OPTIMIZER_WEIGHT_DECAY = "training.optimizer.weight_decay"
+OPTIMIZER_MOMENTUM = "training.optimizer.momentum"
+OPTIMIZER_EPS = "training.optimizer.eps"
+OPTIMIZER_BETA1 = "training.optimizer.beta1"
+OPTIMIZER_BETA2 = "training.optimizer.beta2"
+OPTIMIZER_FUSED = "training.optimizer.fused"
 
 # Metric attributes.
 CLOCK = "training.clock"
@@ -99,8 +135,13 @@ CHECKPOINT_PART = "training.checkpoint.part"
 CHECKPOINT_OUTCOME = "training.checkpoint.outcome"
 RESTART_REASON = "training.restart.reason"
 ALLOCATOR_STATE = "training.allocator.memory.state"
+COLLECTIVE_OP = "training.collective.op"
+COLLECTIVE_GROUP = "training.collective.group"
+COMPILE_KIND = "training.compile.kind"
+DDP_PART = "training.ddp.part"
 
 # Log events.
+EVENT_STARTED = "training.started"
 EVENT_EXCEPTION = "training.exception"
 EVENT_DIED = "training.died"
 EVENT_OUT_OF_MEMORY = "training.out_of_memory"
@@ -118,6 +159,14 @@ SPANS = (
     Name(SPAN_PROCESS, "One process of the attempt, from its start to its end."),
     Name(SPAN_INIT, "From the start of the process to its first step."),
     Name(SPAN_INIT_IMPORT, "The import of torch."),
+    Name(SPAN_INIT_PROCESS_GROUP, "The processes of the job found each other: `init_process_group`."),
+    Name(SPAN_INIT_MODEL, "The modules of the model were made, filled and moved."),
+    Name(SPAN_INIT_WRAP, "The model was wrapped for several ranks: DistributedDataParallel or FSDP."),
+    Name(SPAN_INIT_OPTIMIZER, "The optimizer was made."),
+    Name(SPAN_INIT_DATA_LOADER, "The first iterator of a DataLoader was made, which starts its workers."),
+    Name(SPAN_INIT_FIRST_STEP, "The first step, with what is done only once: compilation, autotuning, lazy state."),
+    Name(SPAN_COMPILE, "The compiler made one graph of torch.compile, or one anew."),
+    Name(SPAN_VALIDATION, "A loop of forward passes without gradients between two steps: validation or testing."),
     Name(SPAN_SEGMENT, "A stretch of up to 60 s of training, so that a long run shows while it runs."),
     Name(SPAN_CHECKPOINT_SAVE, "One save of a checkpoint: a call of the library, or its work in the background."),
     Name(SPAN_CHECKPOINT_LOAD, "One load of a checkpoint."),
@@ -149,6 +198,33 @@ SPAN_ATTRIBUTES = (
     Name(CHECKPOINT_PART, "Either `blocking`; or of an asynchronous save `staging`, which blocks, and `background`."),
     Name(CHECKPOINT_PATH, "Hash of the checkpoint's path, or the path itself where that is wished."),
     Name(CHECKPOINT_BYTES, "Size of the file that was saved, in bytes."),
+    Name(SKIPPED, "True for a step whose gradients were not finite: the gradient scaler skipped the optimizer."),
+    Name(VALIDATION_ITERATIONS, "Forward passes in the loop."),
+    Name(COLLECTIVE_OP, "What the collective did: `all_reduce`, `send`; or `wait` for one that was launched earlier."),
+    Name(COLLECTIVE_GROUP, "The process group, by its description, or else its name."),
+    Name(COLLECTIVE_SEQ, "How many collectives of the group the rank had called before this one."),
+    Name(COLLECTIVE_BYTES, "Size of the larger of what goes in and what comes out, in bytes."),
+    Name(COMPILE_FUNCTION, "The function that was compiled."),
+    Name(COMPILE_REASON, "Why it was compiled anew; missing the first time."),
+    Name(COMPILE_DIRECTION, "Whether the `forward` or the `backward` was compiled."),
+    Name(COMPILE_OPS, "Operations in the graph."),
+    Name(BACKEND, "Backend of the process group."),
+    Name(DATA_WORKERS, "Worker processes of the DataLoader."),
+    Name(BATCH_SIZE, "Batch size of the first DataLoader that was iterated."),
+    Name(STRATEGY, "How the model is spread: `ddp`, `fsdp1`, `fsdp2`, `zero`, `pipeline`, joined by `+`; or `none`."),
+    Name(MODEL_CLASS, "Class of the largest model under training, below what wraps it."),
+    Name(MODEL_PARAMETERS, "Parameters of the models under training that this rank holds."),
+    Name(PRECISION, "Type of most of the parameters."),
+    Name(PRECISION_AUTOCAST, "Type that autocast computes in; missing where it is off."),
+    Name(COMPILED, "Whether the compiler was at work by the end of the first step."),
+    Name(OPTIMIZER_CLASS, "Class of the optimizer."),
+    Name(OPTIMIZER_LR, "Learning rate that the optimizer was made with."),
+    Name(OPTIMIZER_WEIGHT_DECAY, "Weight decay that the optimizer was made with."),
+    Name(OPTIMIZER_MOMENTUM, "Momentum that the optimizer was made with."),
+    Name(OPTIMIZER_EPS, "Epsilon that the optimizer was made with."),
+    Name(OPTIMIZER_BETA1, "First beta that the optimizer was made with."),
+    Name(OPTIMIZER_BETA2, "Second beta that the optimizer was made with."),
+    Name(OPTIMIZER_FUSED, "Whether the optimizer was asked to be fused."),
 )
 
 METRIC_ATTRIBUTES = (
@@ -161,10 +237,15 @@ METRIC_ATTRIBUTES = (
     Name(CHECKPOINT_PART, "Either `blocking`; or of an asynchronous save `staging`, which blocks, and `background`."),
     Name(CHECKPOINT_OUTCOME, "How it ended: `success`, or `failure`: an exception left the call."),
     Name(SIGNAL, "What a batch held: `traces`, `metrics` or `logs`."),
+    Name(COLLECTIVE_OP, "What the collective did: `all_reduce`, `send`; or `wait` for one that was launched earlier."),
+    Name(COLLECTIVE_GROUP, "The process group, by its description, or else its name."),
+    Name(COMPILE_KIND, "A `first` compilation of a function, or a `recompilation`."),
+    Name(DDP_PART, "Either `forward_compute`, `backward_compute`, `backward_comm`, or `backward_overlap` of the two."),
     Name(ALLOCATOR_STATE, "Of torch's allocator: `reserved` from the device, `active`, or `allocated` to tensors."),
 )
 
 EVENTS = (
+    Name(EVENT_STARTED, "The first step of a rank has ended; with what is trained as attributes."),
     Name(EVENT_EXCEPTION, "An exception left the training script."),
     Name(EVENT_DIED, "A process ended without closing its recording."),
     Name(EVENT_OUT_OF_MEMORY, "An allocation on the device failed, whether the script went on or not."),
@@ -218,6 +299,43 @@ CHECKPOINT_SIZE = Metric(
     "training.checkpoint.size", "gauge", "By", "Size of the largest file of a checkpoint that the rank has saved."
 )
 
+STEPS_SKIPPED = Metric(
+    "training.steps.skipped",
+    "counter",
+    "{step}",
+    "Steps whose optimizer a gradient scaler skipped, of those completed.",
+)
+COLLECTIVE_DURATION = Metric(
+    "training.collective.duration",
+    "histogram",
+    "s",
+    "Time a rank is held up by a collective that its script calls, from its call to its return.",
+    (COLLECTIVE_OP, COLLECTIVE_GROUP),
+)
+COLLECTIVE_SIZE = Metric(
+    "training.collective.size",
+    "histogram",
+    "By",
+    "Size of the collectives called from Python, those inside forward and backward included.",
+    (COLLECTIVE_OP, COLLECTIVE_GROUP),
+)
+COMPILATIONS = Metric(
+    "training.compile.count", "counter", "{compilation}", "Graphs that torch.compile has made.", (COMPILE_KIND,)
+)
+GRAPH_BREAKS = Metric(
+    "training.compile.graph_breaks", "counter", "{break}", "Places where torch.compile had to cut a graph."
+)
+DDP_DURATION = Metric(
+    "training.ddp.duration",
+    "gauge",
+    "s",
+    "What the reducer of DistributedDataParallel last measured of one iteration.",
+    (DDP_PART,),
+)
+DDP_BUCKET_SIZE = Metric(
+    "training.ddp.bucket.size", "gauge", "By", "Size of all gradient buckets of DistributedDataParallel."
+)
+
 ALLOCATOR_USAGE = Metric(
     "training.allocator.memory.usage",
     "gauge",
@@ -257,6 +375,13 @@ METRICS = (
     LAST_STEP_AGE,
     CHECKPOINT_DURATION,
     CHECKPOINT_SIZE,
+    STEPS_SKIPPED,
+    COLLECTIVE_DURATION,
+    COLLECTIVE_SIZE,
+    COMPILATIONS,
+    GRAPH_BREAKS,
+    DDP_DURATION,
+    DDP_BUCKET_SIZE,
     ALLOCATOR_USAGE,
     ALLOCATOR_PEAK,
     ALLOCATOR_RETRIES,

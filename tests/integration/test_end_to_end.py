@@ -7,9 +7,20 @@ import pytest
 
 from tests.integration.relayed import SpanSeen, by_trace, latest_numbers, spans_of, train, wait_for_relay
 from trainspan.identity import span_id_of, trace_id_of
-from trainspan.testing.otlp_sink import OtlpSink, Protocol
+from trainspan.testing.otlp_sink import OtlpSink, Protocol, attributes_of
 
 STEPS = 8
+INIT = ("import", "process_group", "model", "wrap", "optimizer", "data_loader", "first_step")
+FACTS = {
+    "training.model.class": "Sequential",
+    "training.model.parameters": 12 * (512 * 512 + 512),
+    "training.optimizer.class": "SGD",
+    "training.optimizer.lr": 1e-3,
+    "training.batch.size": 128,
+    "training.strategy": "ddp",
+    "training.precision": "float32",
+    "training.compiled": False,
+}
 SAMPLED = {0, 1, 2, 3, 4, 7}  # the first five, and the last
 
 
@@ -28,6 +39,7 @@ def test_each_sampled_step_is_one_trace_that_holds_both_ranks(tmp_path: Path, pr
         _check_step_trace(number, trace)
     _check_against_own_clock(steps, {line["rank"]: line["steps"] for line in ended.lines})
     _check_attempt(spans)
+    _check_started(sink)
     _check_metrics(sink)
 
 
@@ -82,10 +94,22 @@ def _check_attempt(spans: list[SpanSeen]) -> None:
     """The attempt's trace: both processes under one root, with their start-up."""
     (attempt,) = (trace for trace in by_trace(spans).values() if _root(trace).name == "training.attempt")
     names = sorted(span.name for span in attempt)
-    assert names == sorted(
-        ["training.attempt", "training.segment"] + ["training.process", "training.init", "training.init.import"] * 2
-    )
+    own = ["process", "init", *(f"init.{part}" for part in INIT)]
+    assert names == sorted(["training.attempt", "training.segment", *(f"training.{name}" for name in own * 2)])
     assert all(span.error is None for span in attempt)
+    for process in (span for span in attempt if span.name == "training.process"):
+        assert FACTS.items() <= process.attributes.items()
+    inits = {span.span: span for span in attempt if span.name == "training.init"}
+    for span in (span for span in attempt if span.name.startswith("training.init.")):
+        assert span.attributes["training.rank"] == inits[span.parent].attributes["training.rank"]
+
+
+def _check_started(sink: OtlpSink) -> None:
+    """Each rank says once what it trains."""
+    records = [record.item for record in sink.logs()]
+    started = [attributes_of(record.attributes) for record in records if record.event_name == "training.started"]
+    assert sorted(said.pop("training.rank") for said in started) == [0, 1]
+    assert all(FACTS.items() <= said.items() for said in started)
 
 
 def _check_metrics(sink: OtlpSink) -> None:
@@ -93,6 +117,10 @@ def _check_metrics(sink: OtlpSink) -> None:
     assert latest_numbers(sink, "training.steps") == {(0,): STEPS, (1,): STEPS}
     assert latest_numbers(sink, "training.progress.step") == {(0,): STEPS - 1, (1,): STEPS - 1}
     assert latest_numbers(sink, "trainspan.marks.lost") == {(None,): 0}
+    assert latest_numbers(sink, "training.steps.skipped") == {(0,): 0, (1,): 0}
+    reducer = latest_numbers(sink, "training.ddp.duration")
+    assert {rank for rank, _part in reducer} == {0, 1}
+    assert reducer[(0, "backward_overlap")] <= reducer[(0, "backward_comm")]
     states = latest_numbers(sink, "training.time")
     assert {rank for rank, _state in states} == {0, 1}
     assert {"init", "productive", "data_wait", "shutdown"} <= {state for _rank, state in states}

@@ -13,6 +13,8 @@ ITERATOR = ["data_wait"]
 VALIDATION = [*EPOCH_ENDS, *ITERATOR, *["validation"] * 6, *EPOCH_ENDS]
 CLOSURE = ["optimizer", "forward", "optimizer", "backward"]
 CRITIC = ["data_wait", "h2d", "forward", "forward", "forward", "backward", "optimizer"]
+SCALED = [*BATCH, "amp", "grad_clip", "amp"]
+SCALED_STEP = ["amp", *SCALED, "optimizer"]
 GENERATOR = ["forward", "backward", "optimizer"]
 
 PHASES = {
@@ -20,16 +22,16 @@ PHASES = {
     "accumulation": [[*ITERATOR, *BATCH * 3, "optimizer"], *[[*BATCH * 3, "optimizer"]] * 3],
     "gan": [[*ITERATOR, *CRITIC], *[[*GENERATOR, *CRITIC]] * 4],
     "lbfgs": [[*ITERATOR, "data_wait", *CLOSURE * 4, "optimizer"], *[["data_wait", *CLOSURE * 4, "optimizer"]] * 2],
-    "scaler": [[*ITERATOR, *STEP], STEP, [*BATCH, "grad_clip", *STEP], STEP, STEP],
+    "scaler": [[*ITERATOR, *SCALED, "optimizer"], ["amp", *SCALED, "optimizer"], ["amp", *SCALED], *[SCALED_STEP] * 3],
 }
-"""Of each step. The third step under the scaler is skipped for its infinite gradient: the next one ends it."""
+"""Of each step. The third step under the scaler is skipped for its infinite gradient; it ends all the same."""
 
 MICROBATCHES = {
     "plain": [1] * 8,
     "accumulation": [3] * 4,
     "gan": [1, 2, 2, 2, 2],
     "lbfgs": [4] * 3,
-    "scaler": [1, 1, 2, 1, 1],
+    "scaler": [1] * 6,
 }
 
 
@@ -62,6 +64,13 @@ def test_steps_have_their_phases_in_order(loops: Pair, scenario: str) -> None:
 
     assert [phases_of(step) for step in steps] == PHASES[scenario]
     assert [step.microbatches for step in steps] == MICROBATCHES[scenario]
+
+
+def test_only_the_step_that_the_scaler_skipped_says_so(loops: Pair) -> None:
+    """A run whose loss scale never settles trains nothing, and looks like one that does."""
+    steps = loops.recording_of("scaler").steps
+
+    assert [step.number for step in steps if step.skipped] == [2]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -9,7 +9,8 @@ STEP = ["forward", "backward", "optimizer"]
 PHASES = {
     "outer": [STEP] * 6,
     "cautious": [STEP] * 6,
-    "zero": [STEP] * 6,
+    # The shards are exchanged within the step: three broadcasts are launched, and the last is waited for at once.
+    "zero": [[*STEP, *["collective", "optimizer"] * 4]] * 6,
     # After eight steps without the first optimizer the second one leads; its model is found in the step after.
     "alternating": [*[STEP] * 10, ["backward", "optimizer"] * 8, STEP, STEP, *[[*STEP, *STEP]] * 10],
     "in_backward": [["forward", *STEP]] * 6,

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from tests.unit.tapes import Tape
 from trainspan.names import Phase
 from trainspan.record.marker import FOREIGN, NESTED, Marker, make_marker
+from trainspan.recording.layout import OPERAND_SHIFT, SKIPPED
 
 THIS, OTHER_THREAD = 7, 8
 HOLDERS = (Phase.OTHER, Phase.OPTIMIZER)
@@ -100,6 +101,34 @@ def test_failure_is_an_abort() -> None:
     marker.abort(marker.enter(Phase.GRAD_CLIP))
 
     assert tape.written() == ["enter grad_clip", "abort other"]
+
+
+def test_skipped_step_is_numbered_as_the_others() -> None:
+    """A reader that knows nothing of it must not lose count."""
+    marker, tape, _ = attached()
+
+    marker.step(marker.enter(Phase.OPTIMIZER))
+    marker.skip(marker.enter(Phase.AMP))
+    marker.step(marker.enter(Phase.OPTIMIZER))
+
+    operands = [mark.operand for mark in tape.slots() if mark and mark.kind == "step"]
+    assert operands == [0, 1 | SKIPPED, 2]
+    assert marker.steps() == 3
+
+
+def test_operand_comes_with_the_phase_and_stays_out_of_it() -> None:
+    """Who is told of a failure is told of the phase."""
+    marker, tape, _ = attached()
+    left: list[int] = []
+    marker.on_abort(left.append)
+
+    outer = marker.enter(5 << OPERAND_SHIFT | Phase.COLLECTIVE)
+    inner = marker.enter(Phase.FORWARD)
+    marker.abort(outer)
+
+    assert (outer, inner) == (Phase.OTHER, NESTED)
+    assert [mark.operand for mark in tape.slots() if mark] == [5, 0]
+    assert left == [Phase.COLLECTIVE]
 
 
 def test_steps_are_numbered_from_zero() -> None:

@@ -18,6 +18,9 @@ def test_phase_numbers_are_fixed() -> None:
         "graph_replay": 8,
         "checkpoint_save": 9,
         "checkpoint_load": 10,
+        "collective": 11,
+        "amp": 12,
+        "generation": 13,
     }
 
     numbers = {phase.wire: phase.value for phase in Phase}

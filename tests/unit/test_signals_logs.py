@@ -10,8 +10,15 @@ from tests.unit.signal_shapes import UNIX_NS, source_of
 from trainspan.identity import span_id_of, trace_id_of
 from trainspan.names import Phase
 from trainspan.relay.signals.contexts import SCOPE
-from trainspan.relay.signals.logs import MOST_FRAMES, died_record, exception_record, out_of_memory_record
+from trainspan.relay.signals.logs import (
+    MOST_FRAMES,
+    died_record,
+    exception_record,
+    out_of_memory_record,
+    started_record,
+)
 from trainspan.relay.timeline.records import ProcessEnd
+from trainspan.relay.timeline.told import Value
 from trainspan.testing.builders import rank_step
 
 STEP = rank_step(41, [(Phase.FORWARD, 5), (Phase.BACKWARD, 5)], complete=False)
@@ -150,3 +157,25 @@ def test_a_device_out_of_memory_without_a_place_is_told_all_the_same() -> None:
 
     assert record.log_record.body == "the device was out of memory in an unknown step"
     assert dict(record.log_record.attributes or {}) == {"training.rank": 1}
+
+
+def test_training_that_has_started_says_what_it_trains() -> None:
+    """The one line to look for: this run is that model."""
+    facts: dict[str, Value] = {
+        "training.model.class": "Llama",
+        "training.optimizer.class": "AdamW",
+        "training.model.parameters": 8_030,
+    }
+
+    record = started_record(source_of(1), facts, 1500, UNIX_NS + 900)
+
+    process = span_id_of("run-1", 0, "attempt", "rank", 1)
+    assert shown(record) == {
+        "event_name": "training.started",
+        "body": "training of Llama with AdamW has started",
+        "times_ns": (500, 900),
+        "severity": (SeverityNumber.INFO, "INFO"),
+        "span": (trace_id_of("run-1", 0, "attempt"), process, 3),
+        "attributes": {"training.rank": 1, **facts},
+        "resource": {"training.rank": 1},
+    }

@@ -32,6 +32,7 @@ from trainspan.relay.signals.metrics import (
     rank_metrics,
 )
 from trainspan.relay.timeline.checkpoints import Checkpoint
+from trainspan.relay.timeline.collectives import Calls, Group, Kind
 from trainspan.relay.timeline.records import phase_times_of
 from trainspan.testing.builders import rank_step
 
@@ -101,6 +102,28 @@ def with_checkpoints(reading: RankReading) -> RankReading:
         for checkpoint in (SAVE, SAVE._replace(ok=False, end_ns=3 * S)):
             reading.aggregates.fold_checkpoint(checkpoint)
     return reading._replace(checkpoint_bytes=4096)
+
+
+WORLD = Group("0", "default_pg", (0, 1))
+GATHER = Kind("all_gather", WORLD, 5000)
+GATHER_KEY = ("all_gather", "default_pg")
+COMPILED = {"compilations": 5, "recompilations": 2, "graph_breaks": 3}
+REDUCER = {
+    "forward_compute_ns": 2 * MS,
+    "backward_compute_ns": 6 * MS,
+    "backward_comm_ns": 4 * MS,
+    "backward_overlap_ns": 3 * MS,
+    "bucket_bytes": 25 << 20,
+}
+
+
+def with_calls(reading: RankReading) -> RankReading:
+    """The same rank, which has called collectives, a compiler, and DistributedDataParallel."""
+    if reading.aggregates is not None:
+        reading.aggregates.fold_collective(GATHER, 2 * MS)
+        reading.aggregates.fold_calls(Calls(GATHER, 7))
+        reading.aggregates.fold_calls(Calls(GATHER._replace(size_bytes=8 << 30), 1))
+    return reading._replace(compiled=COMPILED, reducer=REDUCER)
 
 
 def values_of(metric: Metric) -> dict[tuple[str, ...], Any]:
@@ -173,6 +196,7 @@ def test_a_ranks_metrics_as_they_go_on_the_wire() -> None:
         metric(names.STEP_DEVIATION, data_points=[number(0.012)]),
         metric(names.PROGRESS_STEP, data_points=[number(1)]),
         metric(names.LAST_STEP_AGE, data_points=[number(8.4)]),
+        metric(names.STEPS_SKIPPED, data_points=[number(0)], **counted),
     ]
 
 
@@ -200,6 +224,42 @@ def test_checkpoints_are_told_by_kind_part_and_outcome() -> None:
     assert values_of(made["training.checkpoint.size"]) == {(): 4096}
 
 
+def test_collectives_are_told_by_operation_and_group() -> None:
+    """How long a rank was held up, and how much went over the wire, are asked apart."""
+    reading = with_calls(reading_of(aggregates=StepAggregates(ExplicitAggregate)))
+
+    made = {metric.name: metric for metric in rank_metrics(reading, NOW)}
+
+    [time] = made["training.collective.duration"].data.data_points
+    [size] = made["training.collective.size"].data.data_points
+    assert isinstance(time, HistogramDataPoint)
+    assert isinstance(size, HistogramDataPoint)
+    assert tuple((time.attributes or {}).values()) == tuple((size.attributes or {}).values()) == GATHER_KEY
+    assert (time.count, time.sum) == (1, 0.002)
+    assert (size.count, size.sum, size.min, size.max) == (8, 7 * 5000 + (8 << 30), 5000, 8 << 30)
+    assert {bound: n for bound, n in zip(size.explicit_bounds, size.bucket_counts, strict=False) if n} == {
+        16384.0: 7,
+        float(16 << 30): 1,
+    }
+
+
+def test_compiler_and_reducer_are_told_as_they_count() -> None:
+    """A recompilation is what a user can do something about; a first one is the price of compiling."""
+    reading = with_calls(reading_of(aggregates=None))
+
+    made = {metric.name: values_of(metric) for metric in rank_metrics(reading, NOW)}
+
+    assert made["training.compile.count"] == {("first",): 3, ("recompilation",): 2}
+    assert made["training.compile.graph_breaks"] == {(): 3}
+    assert made["training.ddp.duration"] == {
+        ("forward_compute",): 0.002,
+        ("backward_compute",): 0.006,
+        ("backward_comm",): 0.004,
+        ("backward_overlap",): 0.003,
+    }
+    assert made["training.ddp.bucket.size"] == {(): 25 << 20}
+
+
 def test_memory_of_the_allocator_is_read_with_distrust() -> None:
     """A log can hold anything; what is no number is no measurement."""
     reading = reading_of(aggregates=None)._replace(allocator={**ALLOCATOR, "active_bytes": "31 GB", "retries": None})
@@ -218,7 +278,10 @@ def test_a_rank_that_has_done_nothing_says_only_that() -> None:
 
     metrics = rank_metrics(reading, NOW)
 
-    assert [(metric.name, values_of(metric)) for metric in metrics] == [("training.steps", {(): 0})]
+    assert [(metric.name, values_of(metric)) for metric in metrics] == [
+        ("training.steps", {(): 0}),
+        ("training.steps.skipped", {(): 0}),
+    ]
 
 
 def test_a_rank_that_has_closed_has_no_age() -> None:
@@ -253,7 +316,7 @@ def test_a_nodes_metrics_are_the_relays_own_health() -> None:
 def test_every_declared_metric_is_sent_and_no_other(kind: type[ExplicitAggregate] | type[ExponentialAggregate]) -> None:
     """The table of names is the contract: with it agree name, unit, description, instrument and attributes."""
     shared = StepAggregates(kind)
-    rank = with_checkpoints(on_a_device(reading_of(aggregates=shared)))
+    rank = with_calls(with_checkpoints(on_a_device(reading_of(aggregates=shared))))
 
     sent = metrics_of([rank], NodeReading(Resource({}), START, HEALTH, shared, {"failure": 2, "planned": 0}), NOW)
 
@@ -292,7 +355,7 @@ def test_in_a_large_job_the_ranks_of_a_node_share_its_histograms() -> None:
     node = node_metrics(NodeReading(Resource({}), START, HEALTH, shared), NOW)
 
     assert (has_own_histograms(64), has_own_histograms(65)) == (True, False)
-    assert len(rank) == 6
+    assert len(rank) == 7
     point = next(metric for metric in node if metric.name == "training.step.duration").data.data_points[0]
     assert isinstance(point, HistogramDataPoint)
     assert point.count == 4

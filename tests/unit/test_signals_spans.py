@@ -12,6 +12,7 @@ from tests.unit.signal_shapes import context_of, shown, source_of
 from trainspan.identity import span_id_of, trace_id_of
 from trainspan.names import Phase
 from trainspan.relay.signals.spans import MOST_SPANS, RankPart, rank_budget, step_spans
+from trainspan.relay.timeline.collectives import Call, Group, Kind
 from trainspan.relay.timeline.device import DeviceStep
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.testing.builders import rank_step
@@ -259,3 +260,44 @@ def test_times_of_the_device_are_on_the_spans_of_its_rank() -> None:
     assert on_device(other) == {"training.device.start": 0.002, "training.device.duration": 0.003}
     assert on_device(rank_span) == {"training.device.duration": 0.005}
     assert on_device(forward_elsewhere) == {}
+
+
+def test_collectives_link_to_the_same_one_on_their_peers() -> None:
+    """The rank that came last is found by following the links, and no message was needed for them."""
+    kind = Kind("all_reduce", Group("7", "mesh_dp", (0, 1, 2)), 4096)
+    step = rank_step(7, [(Phase.COLLECTIVE, 10), (Phase.FORWARD, 5), (Phase.COLLECTIVE, 3)], start_ns=1100)
+    calls = {1100: Call(kind, 41), 1115: Call(Kind("wait", Group("", "unknown", ()), 0), None)}
+    parts = [RankPart(source_of(rank, 3), step, calls=calls) for rank in range(3)]
+
+    made = named(step_spans(parts, "first").spans, "training.collective")
+
+    own = [span for span in made if span.start_time == parts[0].source.unix_of(1100)]
+    waits = [span for span in made if span not in own]
+    ids = [context_of(span.context) for span in own]
+    assert [[context_of(link.context) for link in span.links] for span in own] == [
+        [ids[1], ids[2]],
+        [ids[2], ids[0]],
+        [ids[0], ids[1]],
+    ]
+    assert dict(own[0].attributes or {}) == {
+        "training.rank": 0,
+        "training.step": 7,
+        "training.phase": "collective",
+        "training.collective.op": "all_reduce",
+        "training.collective.group": "mesh_dp",
+        "training.collective.seq": 41,
+        "training.collective.bytes": 4096,
+    }
+    assert [(dict(span.attributes or {})["training.collective.op"], list(span.links)) for span in waits] == [
+        ("wait", [])
+    ] * 3
+    assert len({context_of(span.context) for span in made}) == 6
+
+
+def test_a_skipped_step_says_so() -> None:
+    """What looks like training is none."""
+    step = rank_step(7, [(Phase.FORWARD, 10), (Phase.AMP, 5)])._replace(skipped=True)
+
+    [rank_span] = named(step_spans([part_of(0, step)], "first").spans, "training.rank_step")
+
+    assert dict(rank_span.attributes or {})["training.amp.skipped"] is True

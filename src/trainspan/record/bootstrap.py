@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from trainspan import settings
 from trainspan.guard import warn_once
 from trainspan.identity import is_launched, trace_id_of
-from trainspan.record import launched, untraced
+from trainspan.record import launched, step_hooks, untraced
 from trainspan.record.marker import Marker, make_marker
 from trainspan.record.patches import Patches
 from trainspan.record.recorder import Recorder
@@ -93,16 +93,19 @@ def _place_backward(hook: ModuleType, recorder: Recorder, patches: Patches) -> N
 
 def _place_optimizer(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
     step_ends: list[Callable[[], None]] = []
+    searches: list[Any] = []
 
     def place_forward() -> None:
         search = _hook("forward").install(recorder.marker, patches)
+        searches.append(search)
         recorder.on_begin(search.begin)
         if recorder.recording:
             search.begin()
         step_ends.append(search.step_ended)
 
     _install_hook("forward", place_forward)
-    hook.install(recorder.marker, patches, recorder.claim, step_ends)
+    stepping = hook.install(recorder.marker, patches, recorder.claim, step_ends)
+    step_hooks.place(recorder, patches, stepping, searches[0] if searches else None, step_ends, _install_hook)
     _install_hook("cuda_graph", partial(_place_cuda_graph, recorder.marker, patches, step_ends))
     _install_hook("device", partial(_await_device, recorder, step_ends))
 

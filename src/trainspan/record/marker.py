@@ -15,7 +15,9 @@ from trainspan.recording.layout import (
     LAP_ENDS,
     MARK_BYTES,
     OPERAND_SHIFT,
+    PHASE_MASK,
     RESUME,
+    SKIPPED,
     STEP,
     WORD_BYTES,
     WORD_LAP_ENDS,
@@ -38,7 +40,8 @@ class Marker(NamedTuple):
     """Closures over one state.
 
     `enter(phase)`: the phase to return to (>= 0), NESTED or FOREIGN. Only with the first may one of these follow:
-    `resume(outer)`, `abort(outer)` (left by an exception), `step(outer)` (the lead optimizer's step ended).
+    `resume(outer)`, `abort(outer)` (left by an exception), `step(outer)` (the lead optimizer's step ended),
+    `skip(outer)` (it ended without having been made). The phase may come with an operand, shifted by OPERAND_SHIFT.
     `attach(words, capacity)`: record into this ring from now on, for the calling thread. `detach()`: stop; every
     `enter` answers FOREIGN. `adopt_thread()`: the calling thread is the one that trains; `mine()`: is it?
     `owner()`: the identity of the one that does.
@@ -52,6 +55,7 @@ class Marker(NamedTuple):
     resume: Callable[[int], None]
     abort: Callable[[int], None]
     step: Callable[[int], None]
+    skip: Callable[[int], None]
     attach: Callable[[memoryview, int], None]
     detach: Callable[[], None]
     adopt_thread: Callable[[], None]
@@ -141,12 +145,18 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         nonlocal current
         left, current = current, outer
         put(ABORT | outer)
-        aborted(left)
+        aborted(left & PHASE_MASK)
 
     def step(outer: int) -> None:
         nonlocal current, completed
         current = outer
         put(completed << OPERAND_SHIFT | STEP | outer)
+        completed += 1
+
+    def skip(outer: int) -> None:
+        nonlocal current, completed
+        current = outer
+        put((completed | SKIPPED) << OPERAND_SHIFT | STEP | outer)
         completed += 1
 
     def attach(ring: memoryview, capacity: int) -> None:
@@ -205,6 +215,7 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         resume=resume,
         abort=abort,
         step=step,
+        skip=skip,
         attach=attach,
         detach=detach,
         adopt_thread=adopt_thread,

@@ -47,6 +47,7 @@ class Recorder:
         self._early_events: list[dict[str, Any]] = []
         self._begun: list[Callable[[], None]] = []
         self._adopted: list[Callable[[], None]] = []
+        self._closing: list[Callable[[], None]] = []
         self._closed: list[Callable[[], None]] = []
         os.register_at_fork(after_in_child=self._forget)
 
@@ -80,6 +81,10 @@ class Recorder:
         """Call `action()` on the thread that trains, each time that is found to be another one. It must not raise."""
         self._adopted.append(action)
 
+    def on_closing(self, action: Callable[[], None]) -> None:
+        """Call `action()` before the recording is closed in good order, to tell what is left. It must not raise."""
+        self._closing.append(action)
+
     def on_close(self, action: Callable[[], None]) -> None:
         """Call `action()` once the recording has been closed in good order. It must not raise."""
         self._closed.append(action)
@@ -98,7 +103,7 @@ class Recorder:
             action()
         return True
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         """Append a rare fact to the event log; kept in memory until the recording opens."""
         event = {"ts": monotonic_ns(), "event": name, **fields}
         if self._over:
@@ -116,6 +121,8 @@ class Recorder:
     def close(self) -> None:
         """Note the orderly end of this process. What it still does, in other handlers of its exit, is not recorded."""
         if self._writer is not None:
+            for action in self._closing:
+                action()
             writer, self._writer = self._writer, None
             self._over = True
             self.marker.detach()  # the relay may have read the recording to its end by the next mark

@@ -19,7 +19,7 @@ from trainspan.relay.signals.attempts import (
     segment_span,
     told_span,
 )
-from trainspan.relay.signals.logs import Record, died_record, exception_record, out_of_memory_record
+from trainspan.relay.signals.logs import Record, died_record, exception_record, out_of_memory_record, started_record
 from trainspan.relay.signals.sampling import StepSampler
 from trainspan.relay.signals.spans import RankPart, Span, step_spans
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
@@ -90,6 +90,10 @@ class Assembly:
         for event in follower.out_of_memory:
             self._output.records.append(out_of_memory_record(follower.source, event, observed_unix_ns))
         follower.out_of_memory.clear()
+        if follower.started_ns is not None:
+            record = started_record(follower.source, follower.facts, follower.started_ns, observed_unix_ns)
+            self._output.records.append(record)
+            follower.started_ns = None
         self._tell_checkpoints(follower)
         self._tell_told(follower)
 
@@ -106,6 +110,7 @@ class Assembly:
         if follower.unfinished is not None:
             self._add(_Part(follower, follower.unfinished, now_ns, end, []))
         self.add_segments(follower, follower.segments.end(end.at_ns))
+        self._tell_told(follower)
         self._tell_process(follower, end)
         self._tell_records(follower, end, observed_unix_ns)
 
@@ -191,7 +196,16 @@ class Assembly:
         if decision.reason is None:
             return
         made = step_spans(
-            [RankPart(p.follower.source, p.step, p.end, p.follower.device.of(p.step.number)) for p in parts],
+            [
+                RankPart(
+                    p.follower.source,
+                    p.step,
+                    p.end,
+                    p.follower.device.of(p.step.number),
+                    p.follower.calls_of(p.step),
+                )
+                for p in parts
+            ],
             decision.reason,
             decision.root_rank,
         )
@@ -207,6 +221,7 @@ class Assembly:
             end,
             follower.unfinished,
             follower.torch_import_ns,
+            follower.facts,
         )
         self._tell(made.spans, made.cut)
 

@@ -4,7 +4,7 @@
     a step is completed        Step; its checkpoint phases as activities of their own
     a checkpoint succeeded     Saved: it holds every step below the one that was next when the call began
     a checkpoint was loaded    Loaded: its name tells which save it is
-    a stretch of init is told  an activity, if it has a state
+    a stretch of init is told  an activity, if it has a state; so is a compilation, wherever it lies
     nothing, for a while       Alive
     a process has ended        the unfinished step, and Ended
 
@@ -118,7 +118,10 @@ class RankFacts:
 
     def _told(self, event: Mapping[str, Any]) -> list[Fact]:
         told = told_of(event)
-        if told is None or told.state is None or not self._is_before_steps(told.end_ns):
+        if told is None or told.state is None:
+            return []
+        # What the compiler takes is told wherever it lies; everything else within steps the marks tell.
+        if told.state != "compile" and not self._is_before_steps(told.end_ns):
             return []
         return [self._activity(told.state, told.start_ns, told.end_ns)]
 

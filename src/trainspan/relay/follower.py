@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from trainspan import names
+from trainspan.names import Phase
 from trainspan.recording.reader import RecordingReader
 from trainspan.relay.device_times import DeviceTimes
 from trainspan.relay.goodput.account import Account
@@ -13,11 +15,14 @@ from trainspan.relay.signals.contexts import RankSource
 from trainspan.relay.signals.metrics import RankReading
 from trainspan.relay.tail import Sighting
 from trainspan.relay.timeline.checkpoints import Checkpoint, checkpoint_of
+from trainspan.relay.timeline.collectives import Call, Collectives
+from trainspan.relay.timeline.counters import COMPILED, REDUCER, counts_of
 from trainspan.relay.timeline.rank_summary import RankSummary
 from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_times_of
 from trainspan.relay.timeline.segments import Segment, Segments
 from trainspan.relay.timeline.steps import RankTimeline
-from trainspan.relay.timeline.told import Told, told_of
+from trainspan.relay.timeline.told import Told, Value, attributes_of, told_of
+from trainspan.relay.timeline.validation import loop_of
 from trainspan.sampling import sampling_from
 
 _SETTLED_NS: Final = 5_000_000_000
@@ -46,6 +51,8 @@ class RankFollower:
         checkpoints_told: how many somebody has taken.
         told: other stretches of time the rank has told of, until somebody takes them.
         told_taken: how many somebody has taken.
+        facts: what it trains, as attributes; empty before it has said so.
+        started_ns: when it said so, until somebody takes it; None before and after that.
     """
 
     def __init__(self, reader: RecordingReader, environ: Mapping[str, str], aggregates: StepAggregates, *, own: bool):
@@ -69,6 +76,13 @@ class RankFollower:
         self.checkpoints_told = 0
         self.told: list[Told] = []
         self.told_taken = 0
+        self.facts: Mapping[str, Value] = {}
+        self.started_ns: int | None = None
+        self._collectives = Collectives()
+        self._skipped = 0
+        self._compiled: Mapping[str, int] = {}
+        self._reducer: Mapping[str, int] = {}
+        self._compiling: list[tuple[int, int]] = []  # monotonic, in order of what was told
         self._largest_save_bytes: int | None = None
         self._environ = environ
         self._aggregates = aggregates
@@ -93,14 +107,19 @@ class RankFollower:
             self.account.start(self.timeline.first_step_start_ns)
         phase_times_ns = [phase_times_of(step) for step in steps]
         for step, times_ns in zip(steps, phase_times_ns, strict=True):
-            self.account.charge(step, times_ns)
+            self.account.charge(step, times_ns, self._compiling_in(step) if self._compiling else 0)
             self._aggregates.fold(step, times_ns)
+            self._look_into(step)
         for timed in self.device.pair(steps):
             self._aggregates.fold_device(timed.device.phase_times(timed.step))
         if steps:
             self.last_number = steps[-1].number
             self._last_step_end_ns = steps[-1].end_ns
         return phase_times_ns
+
+    def calls_of(self, step: RankStep) -> dict[int, Call]:
+        """The collectives of `step`, by the time at which they began."""
+        return {start_ns: self._collectives.call(operand) for start_ns, operand in step.calls}
 
     def over_segments(self, steps: list[RankStep], now_ns: int, *, live: bool) -> list[Segment]:
         """The stretches of training that `steps` have ended, or while the process lives, the time alone."""
@@ -116,6 +135,8 @@ class RankFollower:
         unfinished = self.timeline.end(end.at_ns)
         self._charge_early(end.at_ns)
         self.account.close(end, unfinished)
+        if unfinished is not None:
+            self._tell_validation(unfinished)
         # A loop that came to its end has begun a step it never meant to take: that is no step the process ended in.
         self.unfinished = unfinished if end.failed else None
         self.summary.note_end(end, self.unfinished, self.source.anchor)
@@ -147,6 +168,9 @@ class RankFollower:
             said.goodput,
             said.deviation_s,
             self._largest_save_bytes,
+            self._skipped,
+            self._compiled,
+            self._reducer,
         )
 
     def _take_event(self, event: Mapping[str, Any]) -> None:
@@ -161,8 +185,16 @@ class RankFollower:
             place = {key: value for key, value in event["attributes"].items() if isinstance(value, str)}
             resource = rank_resource(self.source.identity, self._environ, place)
             self.source = self.source._replace(resource=resource)
+        elif kind == "facts":
+            self.facts, self.started_ns = attributes_of(event), event["ts"]
+        elif kind == "compiled":
+            self._compiled = counts_of(event, COMPILED)
+        elif kind == "ddp":
+            self._reducer = counts_of(event, REDUCER)
         else:
             self.device.take(event)
+            for calls in self._collectives.take(event):
+                self._aggregates.fold_calls(calls)
         times = event.get("start_ns"), event.get("end_ns")
         if event["event"] == "import" and isinstance(times[0], int) and isinstance(times[1], int):
             self.torch_import_ns = times[0], times[1]
@@ -175,6 +207,8 @@ class RankFollower:
         if told is None:
             return
         self.told.append(told)
+        if told.state == "compile":
+            self._compiling.append((told.start_ns, told.end_ns))
         if told.state is not None and not self.timeline.started:
             self._early.append((told.start_ns, told.end_ns, told.state))
 
@@ -188,6 +222,37 @@ class RankFollower:
         if checkpoint.part != "background" and not self.timeline.started:
             state = _CHECKPOINT_STATES[checkpoint.kind]
             self._early.append((checkpoint.start_ns, checkpoint.end_ns, state))
+
+    def _look_into(self, step: RankStep) -> None:
+        """Count what is not in every step."""
+        self._skipped += step.skipped
+        if step.calls:
+            calls = self.calls_of(step)
+            for phase, start_ns, end_ns, _failed in step.intervals:
+                if phase is Phase.COLLECTIVE and start_ns in calls:
+                    self._aggregates.fold_collective(calls[start_ns].kind, end_ns - start_ns)
+        if step.validations:
+            self._tell_validation(step)
+        if step.start_ns == self.timeline.first_step_start_ns:
+            times_ns = step.start_ns, step.end_ns
+            self.told.append(Told(names.SPAN_INIT_FIRST_STEP, *times_ns, True, {names.STEP: step.number}, None))
+
+    def _tell_validation(self, step: RankStep) -> None:
+        loop = loop_of(step)
+        if loop is not None:
+            attributes = {names.VALIDATION_ITERATIONS: loop.iterations}
+            self.told.append(Told(names.SPAN_VALIDATION, loop.start_ns, loop.end_ns, True, attributes, None))
+
+    def _compiling_in(self, step: RankStep) -> int:
+        """Ns of `step` that the compiler took; what it took before its end is forgotten."""
+        until_ns, time_ns = step.start_ns, 0
+        for start_ns, end_ns in sorted(self._compiling):
+            reach_ns = min(end_ns, step.end_ns)
+            if reach_ns > until_ns:
+                time_ns += reach_ns - max(start_ns, until_ns)
+                until_ns = reach_ns
+        self._compiling = [stretch for stretch in self._compiling if stretch[1] > step.end_ns]
+        return time_ns
 
     def _charge_early(self, until_ns: int | None) -> None:
         """Charge what was told of the time before the first step, now that it has started, or none will."""

@@ -83,9 +83,13 @@ class RootSearch:
     """Finds the roots and keeps them marked.
 
     `begin()` when recording begins, `step_ended()` at the end of every step.
+
+    Attributes:
+        autocast: the type that autocast computed in when a root was found; None: it was off.
     """
 
     def __init__(self, marker: Marker, patches: Patches):
+        self.autocast: str | None = None
         self._marker = marker
         self._called = [0]
         self._searching = False
@@ -106,6 +110,15 @@ class RootSearch:
         if not self._called[0]:
             self._miss()
         self._called[0] = 0
+
+    def called(self) -> bool:
+        """Whether a root has been called in this step."""
+        return bool(self._called[0])
+
+    def roots(self) -> list[nn.Module]:
+        """The roots that live."""
+        found = (reference() for reference in self._marked)
+        return [module for module in found if module is not None]
 
     def begin(self) -> None:
         """Look for roots until the next step ends."""
@@ -201,6 +214,7 @@ class RootSearch:
             called[0] = 1
             if not any(reference() is module for reference in found):
                 found.append(weakref.ref(module))
+                self.autocast = _autocast()
             # Nothing below is a root, and a compiler that looks at the modules below must find the slot empty.
             nn.Module._compiled_call_impl = None
             try:
@@ -231,6 +245,13 @@ def install(marker: Marker, patches: Patches) -> RootSearch:
 
 def _phase_without_grad(module: nn.Module) -> int:
     return _VALIDATION if any(parameter.requires_grad for parameter in _parameters_of(module)) else _FORWARD
+
+
+def _autocast() -> str | None:
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+    return None
 
 
 def _has_parameters(module: nn.Module) -> bool:

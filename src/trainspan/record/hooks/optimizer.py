@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.optim import optimizer as optim
 from torch.optim.optimizer import Optimizer
@@ -23,9 +23,24 @@ _OPTIMIZER = int(Phase.OPTIMIZER)
 _PATIENCE = 8
 
 
+class Stepping(NamedTuple):
+    """What others may ask and tell of the optimizers' steps.
+
+    `lead()`: the optimizer whose steps are the steps of training; None before the first.
+    `scaled(outer)`: a gradient scaler, in a phase of its own, may let an optimizer step; with that its phase ends, and
+    the rank is back in `outer`. `unscaled()`: whether none has stepped; none is expected to any more.
+    `skipped(optimizer, outer)`: the scaler did not let it, and the phase ends with that.
+    """
+
+    lead: Callable[[], Any]
+    scaled: Callable[[int], None]
+    unscaled: Callable[[], bool]
+    skipped: Callable[[Any, int], None]
+
+
 def install(
     marker: Marker, patches: Patches, claim: Callable[[], bool], step_ends: Iterable[Callable[[], None]]
-) -> None:
+) -> Stepping:
     """Mark every optimizer step, and the end of every step of training.
 
     Args:
@@ -39,7 +54,7 @@ def install(
         AttributeError: this torch has no global optimizer hooks (before 2.1); there are then no steps to see.
     """
     lead = _Lead()
-    before, after = _hooks(marker, claim, step_ends, lead)
+    before, after, stepping = _hooks(marker, claim, step_ends, lead)
     handles = (optim.register_optimizer_step_pre_hook(before), optim.register_optimizer_step_post_hook(after))
     for handle in handles:
         patches.on_undo(handle.remove)
@@ -51,6 +66,25 @@ def install(
 
     make_optimizer.__wrapped__ = make  # type: ignore[attr-defined]  # inspect.signature shows the real one
     patches.replace(Optimizer, "__init__", make_optimizer)
+    return stepping
+
+
+class _Scaling:
+    """A gradient scaler's step. `outer`: the phase the rank was in before it; None: no scaler is asked, or any more."""
+
+    __slots__ = ("outer",)
+
+    def __init__(self) -> None:
+        self.outer: int | None = None
+
+    def begin(self, outer: int) -> None:
+        """A scaler is asked for a step."""
+        self.outer = outer
+
+    def end(self) -> bool:
+        """Whether no optimizer has stepped since then; from now on none is expected to."""
+        waited, self.outer = self.outer is not None, None
+        return waited
 
 
 class _Lead:
@@ -62,6 +96,10 @@ class _Lead:
         self._identity = 0
         self._others = 0
         self._reference: weakref.ref[Any] | None = None
+
+    def optimizer(self) -> Any:
+        """The lead itself; None before the first step, and once it is gone."""
+        return None if self._reference is None else self._reference()
 
     def is_led_by(self, optimizer: Any) -> bool:
         """Whether a step of `optimizer` ends a step of training."""
@@ -85,11 +123,12 @@ class _Lead:
 
 def _hooks(
     marker: Marker, claim: Callable[[], bool], step_ends: Iterable[Callable[[], None]], lead: _Lead
-) -> tuple[Callable[[Any, Any, Any], None], Callable[[Any, Any, Any], None]]:
+) -> tuple[Callable[[Any, Any, Any], None], Callable[[Any, Any, Any], None], Stepping]:
     enter, resume, step, abort, mine = marker.enter, marker.resume, marker.step, marker.abort, marker.mine
     wrapper: CodeType | None = None
     depth = 0
     outer = 0
+    scaling = _Scaling()
 
     def runs() -> bool:
         # Asked by whatever is entered while an optimizer's step is open: a closure's forward, or, when an exception
@@ -113,6 +152,9 @@ def _hooks(
                 return
             depth = 0
             abort(outer)
+        if scaling.outer is not None and mine():
+            resume(scaling.outer)
+            scaling.outer = None
         entered = enter(_OPTIMIZER)
         if entered == FOREIGN and claim():
             entered = enter(_OPTIMIZER)
@@ -130,19 +172,25 @@ def _hooks(
             if depth:
                 return
         depth = 0
+        close(optimizer, outer, step)
+
+    def close(optimizer: Any, outer: int, end_step: Callable[[int], None]) -> None:
         if lead.is_led_by(optimizer):
-            step(outer)
+            end_step(outer)
             for end in step_ends:
                 end()
         else:
             resume(outer)
+
+    def skipped(optimizer: Any, outer: int) -> None:
+        close(optimizer, outer, marker.skip)
 
     for hook in (before, after):
         # A compiler that traces `step` calls the hooks as they are. Stepping aside, as other hooks do, would leave no
         # step at all where the optimizer is compiled. Every torch so far breaks its graph in `step` by itself.
         hook._torchdynamo_disable = True  # type: ignore[attr-defined]
     marker.guard_optimizer(runs)
-    return before, after
+    return before, after, Stepping(lead.optimizer, scaling.begin, scaling.end, skipped)
 
 
 def _frames_of(code: CodeType | None) -> int:

@@ -10,8 +10,8 @@ What is charged when:
 * `lost_work`: steps that an earlier attempt had done.
 * `init`: until the first step starts; the whole life of a process that never took one.
 * A checkpoint loaded or saved before that: `checkpoint_load`, `checkpoint_save`.
-* In a completed step: waiting for a batch is `data_wait`, validation is `validation`, a checkpoint as before,
-  everything else is `productive`.
+* In a completed step: waiting for a batch is `data_wait`, validation is `validation`, a checkpoint as before, what the
+  compiler took is `compile`, everything else is `productive`.
 * After the last step, until an orderly close: `shutdown`, but for validation and checkpoints, which stay themselves.
 * `unaccounted`: the unfinished last step of a process that died or raised, the time of steps whose marks were lost,
   and what a process did that entered phases and completed no step.
@@ -77,12 +77,13 @@ class Account:
         self._charge("init", start_ns)
         self._charge(state, end_ns)
 
-    def charge(self, step: RankStep, phase_times_ns: Sequence[int]) -> None:
+    def charge(self, step: RankStep, phase_times_ns: Sequence[int], compiling_ns: int = 0) -> None:
         """Charge a completed step, and what lies between it and the step before as `unaccounted`.
 
         Args:
             step: a completed step; steps come in order.
             phase_times_ns: its `phase_times_of`.
+            compiling_ns: how much of it the compiler took, out of what would be productive.
         """
         self._started = self._stepped = True
         self._steps += 1
@@ -92,9 +93,14 @@ class Account:
         self._charge("unaccounted", step.start_ns)
         states_ns = self._states_ns
         state_of = _STATE_OF if self._steps > self._steps_again else _STATE_AGAIN
+        productive_ns = states_ns.get("productive", 0)
         for state, time_ns in zip(state_of, phase_times_ns, strict=True):
             if time_ns:
                 states_ns[state] = states_ns.get(state, 0) + time_ns
+        if compiling_ns:
+            moved_ns = min(compiling_ns, states_ns.get("productive", 0) - productive_ns)
+            states_ns["productive"] = states_ns.get("productive", 0) - moved_ns
+            states_ns["compile"] = states_ns.get("compile", 0) + moved_ns
         self.charged_until_ns = step.end_ns
 
     def close(self, end: ProcessEnd, unfinished: RankStep | None) -> None:

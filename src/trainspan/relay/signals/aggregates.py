@@ -4,6 +4,7 @@ An SDK instrument costs 3 to 6 µs a call; folding a whole step into these costs
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -11,6 +12,7 @@ from opentelemetry.sdk.metrics.export import Buckets, ExponentialHistogramDataPo
 
 from trainspan.names import Phase
 from trainspan.relay.timeline.checkpoints import Checkpoint
+from trainspan.relay.timeline.collectives import Calls, Kind
 from trainspan.relay.timeline.records import RankStep
 from trainspan.relay.timeline.sketch import SCALE, Sketch
 
@@ -23,6 +25,9 @@ BOUNDS_S: Final = (
 """Upper bounds, in seconds: from the clipping of a small model to a step that waits for a slow file system."""
 
 _BOUNDS_NS: Final = tuple(round(bound * NS_PER_S) for bound in BOUNDS_S)
+
+BOUNDS_BYTES: Final = tuple(float(1 << shift) for shift in range(10, 35, 2))
+"""From 1 KiB to 16 GiB, in steps of four."""
 
 MOST_EXPONENTIAL_BUCKETS: Final = 160
 """Source: OpenTelemetry metrics SDK specification, MaxSize of the base2 exponential histogram."""
@@ -121,6 +126,33 @@ def _coarsened(buckets: dict[int, int]) -> tuple[int, int, tuple[int, ...]]:
     return shift, low >> shift, tuple(counts)
 
 
+def size_point(
+    counts: Mapping[int, int], attributes: dict[str, str], start_unix_ns: int, time_unix_ns: int
+) -> HistogramDataPoint:
+    """The distribution of sizes as a point.
+
+    Args:
+        counts: by size in bytes, at least one.
+        attributes: of the point.
+        start_unix_ns, time_unix_ns: what it covers.
+    """
+    in_buckets = [0] * (len(BOUNDS_BYTES) + 1)
+    for size, count in counts.items():
+        in_buckets[bisect_left(BOUNDS_BYTES, size)] += count
+    total = sum(size * count for size, count in counts.items())
+    return HistogramDataPoint(
+        attributes,
+        start_unix_ns,
+        time_unix_ns,
+        sum(in_buckets),
+        float(total),
+        tuple(in_buckets),
+        BOUNDS_BYTES,
+        float(min(counts)),
+        float(max(counts)),
+    )
+
+
 class StepAggregates:
     """The distributions of step, phase and checkpoint durations, of one rank or of all ranks of a node.
 
@@ -129,15 +161,19 @@ class StepAggregates:
         phases: by the number of the phase, of its exclusive time per step, over the steps that have it.
         device: the same by the clock of the device, over the steps that were timed there.
         checkpoints: of whole calls, by kind, part and outcome.
+        collectives: of the time that a rank is held up, by operation and group.
+        sizes: of collectives in bytes, by operation and group.
     """
 
-    __slots__ = ("_kind", "checkpoints", "device", "phases", "step")
+    __slots__ = ("_kind", "checkpoints", "collectives", "device", "phases", "sizes", "step")
 
     def __init__(self, kind: Callable[[], Aggregate]):
         self.step = kind()
         self.phases = tuple(kind() for _ in Phase)
         self.device = tuple(kind() for _ in Phase)
         self.checkpoints: dict[tuple[str, str, str], Aggregate] = {}
+        self.collectives: dict[tuple[str, str], Aggregate] = {}
+        self.sizes: dict[tuple[str, str], Counter[int]] = {}
         self._kind = kind
 
     def fold(self, step: RankStep, phase_times_ns: Sequence[int]) -> None:
@@ -162,6 +198,18 @@ class StepAggregates:
         """
         for phase, time_ns in phase_times_ns.items():
             self.device[phase].add(time_ns)
+
+    def fold_collective(self, kind: Kind, time_ns: int) -> None:
+        """Count the time that a rank was held up by a collective."""
+        key = (kind.op, kind.group.label)
+        if key not in self.collectives:
+            self.collectives[key] = self._kind()
+        self.collectives[key].add(time_ns)
+
+    def fold_calls(self, calls: Calls) -> None:
+        """Count collectives by their size."""
+        key = (calls.kind.op, calls.kind.group.label)
+        self.sizes.setdefault(key, Counter())[calls.kind.size_bytes] += calls.more
 
     def fold_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Count a save or load."""

@@ -67,6 +67,7 @@ def process_spans(
     end: ProcessEnd,
     unfinished: RankStep | None,
     torch_import_ns: tuple[int, int] | None = None,
+    facts: Mapping[str, Value] = {},
 ) -> Spans:
     """The spans of one process that has ended: itself, its init, and in that the import of torch.
 
@@ -77,9 +78,10 @@ def process_spans(
         end: how it ended.
         unfinished: the step it ended in, None if it ended in none or lost marks hide it.
         torch_import_ns: start and end of the import of torch, if known.
+        facts: what it trained, as attributes.
     """
     every, budget = rank_budget(source.identity.world_size, _SPANS_OF_RANKS)
-    spans = [_process(source, process_start_ns, end, unfinished)]
+    spans = [_process(source, process_start_ns, end, unfinished, facts)]
     if init_end_ns is not None:
         ended_in_it = end.failed and init_end_ns >= end.at_ns
         spans.append(_init(source, process_start_ns, init_end_ns, error(end.sentence(None)) if ended_in_it else UNSET))
@@ -157,7 +159,9 @@ def _has_init(source: RankSource) -> bool:
     return source.identity.rank % every == 0 and budget > 1
 
 
-def _process(source: RankSource, start_ns: int, end: ProcessEnd, unfinished: RankStep | None) -> ReadableSpan:
+def _process(
+    source: RankSource, start_ns: int, end: ProcessEnd, unfinished: RankStep | None, facts: Mapping[str, Value]
+) -> ReadableSpan:
     if not end.failed:
         status = UNSET
     elif unfinished is not None:
@@ -166,7 +170,7 @@ def _process(source: RankSource, start_ns: int, end: ProcessEnd, unfinished: Ran
         status = error(_words_of(end))
     root = attempt_context(source.identity, is_remote=source.identity.rank != 0)
     times_ns = (start_ns, end.at_ns)
-    attributes: dict[str, str | int] = {names.END_REASON: end.reason}
+    attributes: dict[str, Value] = {**facts, names.END_REASON: end.reason}
     return _span(source, names.SPAN_PROCESS, _below(source), root, times_ns, attributes, status)
 
 

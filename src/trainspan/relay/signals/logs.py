@@ -12,6 +12,7 @@ from trainspan import names
 from trainspan.relay.signals.attempts import process_context
 from trainspan.relay.signals.contexts import SCOPE, RankSource, step_context
 from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_of_end
+from trainspan.relay.timeline.told import Value
 
 # Attributes of OpenTelemetry's semantic conventions.
 EXCEPTION_TYPE: Final = "exception.type"
@@ -81,18 +82,35 @@ def out_of_memory_record(source: RankSource, event: Mapping[str, Any], observed_
     return _record(names.EVENT_OUT_OF_MEMORY, body, source, event["ts"], observed_unix_ns, attributes, number, severity)
 
 
+def started_record(
+    source: RankSource, facts: Mapping[str, Value], at_ns: int, observed_unix_ns: int
+) -> ReadableLogRecord:
+    """The record of a rank that has come through its first step.
+
+    Args:
+        source: the rank.
+        facts: what it trains, as attributes.
+        at_ns: when it told so.
+        observed_unix_ns: when the relay read it.
+    """
+    model = facts.get(names.MODEL_CLASS, "a model")
+    body = f"training of {model} with {facts.get(names.OPTIMIZER_CLASS, 'an optimizer')} has started"
+    severity = SeverityNumber.INFO
+    return _record(names.EVENT_STARTED, body, source, at_ns, observed_unix_ns, facts, None, severity)
+
+
 def _record(
     event_name: str,
     body: str,
     source: RankSource,
     at_ns: int,
     observed_unix_ns: int,
-    attributes: dict[str, str | int],
+    attributes: Mapping[str, Value],
     step: int | None,
     severity: SeverityNumber = SeverityNumber.FATAL,
 ) -> ReadableLogRecord:
     identity = source.identity
-    own: dict[str, str | int] = {names.RANK: identity.rank}
+    own: dict[str, Value] = {names.RANK: identity.rank}
     if step is not None:
         own[names.STEP] = step
     record = LogRecord(
@@ -102,7 +120,7 @@ def _record(
         severity_text=severity.name,
         severity_number=severity,
         body=body,
-        attributes={**own, **attributes},
+        attributes={**attributes, **own},
         event_name=event_name,
     )
     return ReadableLogRecord(record, source.resource, SCOPE)

@@ -36,6 +36,7 @@ from trainspan.relay.signals.aggregates import (
     ExponentialAggregate,
     Point,
     StepAggregates,
+    size_point,
 )
 from trainspan.relay.signals.contexts import SCOPE
 from trainspan.settings import Problem
@@ -49,6 +50,9 @@ _KINDS: Final[Mapping[str, Callable[[], Aggregate]]] = {
     "base2_exponential_bucket_histogram": ExponentialAggregate,
 }
 _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
+_DDP_PARTS: Final = {
+    part: f"{part}_ns" for part in ("forward_compute", "backward_compute", "backward_comm", "backward_overlap")
+}
 _MEMORY_STATES: Final = {"reserved": "reserved_bytes", "active": "active_bytes", "allocated": "allocated_bytes"}
 
 
@@ -98,6 +102,8 @@ class RankReading(NamedTuple):
     `allocator`: the counters of torch's allocator on the device, by the names the rank gives them; empty: not known.
     `goodput`: what the engine says of the rank, by window; `deviation_s`: of its newest steps from the ideal one.
     `checkpoint_bytes`: of the largest file of a checkpoint it saved; None before one.
+    `skipped`: steps whose optimizer a gradient scaler skipped.
+    `compiled`: what the compiler has counted; `reducer`: what DDP's reducer has measured; empty: nothing.
     """
 
     resource: Resource
@@ -112,6 +118,9 @@ class RankReading(NamedTuple):
     goodput: Mapping[str, float] = {}
     deviation_s: float | None = None
     checkpoint_bytes: int | None = None
+    skipped: int = 0
+    compiled: Mapping[str, int] = {}
+    reducer: Mapping[str, int] = {}
 
 
 class NodeReading(NamedTuple):
@@ -158,6 +167,9 @@ def rank_metrics(rank: RankReading, time_unix_ns: int) -> list[Metric]:
         *_numbers(names.PROGRESS_STEP, {None: rank.last_step}, span),
         *_numbers(names.LAST_STEP_AGE, {None: age_s}, span),
         *_numbers(names.CHECKPOINT_SIZE, {None: rank.checkpoint_bytes}, span),
+        *_numbers(names.STEPS_SKIPPED, {None: rank.skipped}, span),
+        *_compiled(rank.compiled, span),
+        *_reducer(rank.reducer, span),
         *_allocator(rank.allocator, span),
     ]
 
@@ -199,10 +211,39 @@ def _histograms(aggregates: StepAggregates | None, span: tuple[int, int]) -> lis
         aggregate.point(dict(zip(names.CHECKPOINT_DURATION.attributes, key, strict=True)), *span)
         for key, aggregate in aggregates.checkpoints.items()
     ]
+    collectives = [
+        aggregate.point(dict(zip(names.COLLECTIVE_DURATION.attributes, key, strict=True)), *span)
+        for key, aggregate in aggregates.collectives.items()
+    ]
+    sizes = [
+        size_point(counts, dict(zip(names.COLLECTIVE_SIZE.attributes, key, strict=True)), *span)
+        for key, counts in aggregates.sizes.items()
+    ]
     return [
+        *_histogram(names.COLLECTIVE_DURATION, collectives),
+        *_histogram(names.COLLECTIVE_SIZE, sizes),
         *_histogram(names.STEP_DURATION, [aggregates.step.point({}, *span)]),
         *_histogram(names.PHASE_DURATION, phases),
         *_histogram(names.CHECKPOINT_DURATION, checkpoints),
+    ]
+
+
+def _compiled(counts: Mapping[str, int], span: tuple[int, int]) -> list[Metric]:
+    if not counts:
+        return []
+    again = counts.get("recompilations", 0)
+    kinds = {"first": counts.get("compilations", 0) - again, "recompilation": again}
+    return [
+        *_numbers(names.COMPILATIONS, kinds, span),
+        *_numbers(names.GRAPH_BREAKS, {None: counts.get("graph_breaks")}, span),
+    ]
+
+
+def _reducer(measured: Mapping[str, int], span: tuple[int, int]) -> list[Metric]:
+    parts = {part: measured[name] / NS_PER_S for part, name in _DDP_PARTS.items() if name in measured}
+    return [
+        *_numbers(names.DDP_DURATION, parts, span),
+        *_numbers(names.DDP_BUCKET_SIZE, {None: measured.get("bucket_bytes")}, span),
     ]
 
 

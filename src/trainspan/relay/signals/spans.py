@@ -16,7 +16,7 @@ phases than its share keeps the failed ones and the longest; with more ranks tha
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -24,8 +24,10 @@ from opentelemetry.trace import Link, SpanContext
 from opentelemetry.trace.status import Status, StatusCode
 
 from trainspan import names
+from trainspan.names import Phase
 from trainspan.relay.signals.aggregates import NS_PER_S
 from trainspan.relay.signals.contexts import SCOPE, RankSource, attempt_context, step_context
+from trainspan.relay.timeline.collectives import Call
 from trainspan.relay.timeline.device import DeviceStep, Stretch
 from trainspan.relay.timeline.records import Interval, ProcessEnd, RankStep, place_of_end
 
@@ -39,16 +41,22 @@ UNSET: Final = Status(StatusCode.UNSET)
 _LEFT_BY_EXCEPTION: Final = Status(StatusCode.ERROR, "left by an exception")
 
 
+MOST_PEERS: Final = 8
+"""Links of a collective: in a larger group to those that follow in its order, so that all of them hang together."""
+
+
 class RankPart(NamedTuple):
     """One local rank's part of a step.
 
     `end`: how the process ended, if that was in this step. `device`: what its device said of the step; None: nothing.
+    `calls`: its collectives, by the time at which they began.
     """
 
     source: RankSource
     step: RankStep
     end: ProcessEnd | None = None
     device: DeviceStep | None = None
+    calls: Mapping[int, Call] = {}
 
 
 class Spans(NamedTuple):
@@ -131,7 +139,7 @@ def _root(first: RankPart, parts: Sequence[RankPart], because: str, root_rank: i
 
 
 def _rank_step(part: RankPart, because: str, left_out: int, root: SpanContext) -> ReadableSpan:
-    source, step, end, device = part
+    source, step, end, device, _calls = part
     identity = source.identity
     attributes: dict[str, str | int | float] = {
         names.RANK: identity.rank,
@@ -143,6 +151,8 @@ def _rank_step(part: RankPart, because: str, left_out: int, root: SpanContext) -
         attributes[names.END_REASON] = end.reason
     if device is not None:
         attributes[names.DEVICE_DURATION] = device.duration_ns / NS_PER_S
+    if step.skipped:
+        attributes[names.SKIPPED] = True
     if left_out:
         attributes[names.SPANS_CUT] = left_out
     return ReadableSpan(
@@ -179,7 +189,7 @@ def _ended_in(part: RankPart) -> int | None:
 
 
 def _phases(part: RankPart, kept: set[int]) -> list[ReadableSpan]:
-    source, step, end, device = part
+    source, step, end, device, calls = part
     identity = source.identity
     stretches = device.stretches(step) if device is not None else (None,) * len(step.intervals)
     parent = step_context(identity, step.number, "rank", identity.rank)
@@ -193,10 +203,11 @@ def _phases(part: RankPart, kept: set[int]) -> list[ReadableSpan]:
         if place not in kept:
             continue
         status = error(end.sentence(step)) if end is not None and place == ended_in else _status_of(interval)
+        call = calls.get(interval.start_ns) if interval.phase is Phase.COLLECTIVE else None
         spans.append(
             ReadableSpan(
                 name,
-                step_context(identity, step.number, "rank", identity.rank, name, ordinal),
+                _phase_context(part, identity.rank, name, ordinal, call),
                 parent,
                 source.resource,
                 {
@@ -204,7 +215,9 @@ def _phases(part: RankPart, kept: set[int]) -> list[ReadableSpan]:
                     names.STEP: step.number,
                     names.PHASE: interval.phase.wire,
                     **_on_device(stretches[place]),
+                    **_of_call(call),
                 },
+                links=_links_of(part, call),
                 status=status,
                 start_time=source.unix_of(interval.start_ns),
                 end_time=source.unix_of(interval.end_ns),
@@ -212,6 +225,37 @@ def _phases(part: RankPart, kept: set[int]) -> list[ReadableSpan]:
             )
         )
     return spans
+
+
+def _phase_context(part: RankPart, rank: int, name: str, ordinal: int, call: Call | None) -> SpanContext:
+    """The span of a phase of `rank`; of a collective, the same for all that know its number in its group."""
+    identity, number = part.source.identity, part.step.number
+    if call is None or call.sequence is None:
+        return step_context(identity, number, "rank", rank, name, ordinal)
+    is_remote = rank != identity.rank
+    what = (call.kind.group.name, call.kind.op, call.sequence)
+    return step_context(identity, number, "rank", rank, name, *what, is_remote=is_remote)
+
+
+def _of_call(call: Call | None) -> dict[str, str | int]:
+    if call is None:
+        return {}
+    if call.sequence is None:
+        return {names.COLLECTIVE_OP: call.kind.op}
+    return {
+        names.COLLECTIVE_OP: call.kind.op,
+        names.COLLECTIVE_GROUP: call.kind.group.label,
+        names.COLLECTIVE_SEQ: call.sequence,
+        names.COLLECTIVE_BYTES: call.kind.size_bytes,
+    }
+
+
+def _links_of(part: RankPart, call: Call | None) -> tuple[Link, ...]:
+    """To the spans of the same collective on the ranks that take part."""
+    if call is None:
+        return ()
+    peers = call.peers(part.source.identity.rank, MOST_PEERS)
+    return tuple(Link(_phase_context(part, peer, Phase.COLLECTIVE.span, 0, call), {}) for peer in peers)
 
 
 def _on_device(stretch: Stretch | None) -> dict[str, float]:

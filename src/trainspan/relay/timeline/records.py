@@ -22,6 +22,9 @@ class RankStep(NamedTuple):
     `number`: the step's number in the attempt, from 0.
     `microbatches`: backward passes in it.
     `complete`: False for the step in which the process ended; its last interval then ends when the end was noticed.
+    `calls`: where a COLLECTIVE begins, and the operand of its mark, for each one.
+    `validations`: forward passes of validation in it.
+    `skipped`: the optimizer was asked to step, and a gradient scaler let it not.
     """
 
     number: int
@@ -30,6 +33,9 @@ class RankStep(NamedTuple):
     intervals: tuple[Interval, ...]
     microbatches: int
     complete: bool = True
+    calls: tuple[tuple[int, int], ...] = ()
+    validations: int = 0
+    skipped: bool = False
 
 
 def phase_times_of(step: RankStep) -> list[int]:

@@ -9,7 +9,8 @@ How the cut is made:
 * OTHER directly between the end of a DATA_WAIT and the start of a FORWARD is H2D: in a plain loop the batch goes to
   the device there. All other OTHER stays OTHER, also between a DATA_WAIT that failed and a FORWARD.
 * A DATA_WAIT directly followed by VALIDATION, and the OTHER between them, is VALIDATION: it fetched a batch for it.
-* Two intervals that touch are never merged: an interval is one stay in a phase, and two stays are two calls. An
+* A COLLECTIVE that waits for the one launched just before it, by the same call of the library, is one with it.
+* Other intervals that touch are never merged: an interval is one stay in a phase, and two stays are two calls. An
   interval of no length is dropped, except the last one of an unfinished step, which says where the process ended.
 
 Whatever the words hold, the intervals of a step partition it. What makes no sense is counted in `invalid`: a code or
@@ -21,12 +22,23 @@ from collections.abc import Sequence
 from typing import Final
 
 from trainspan.names import Phase
-from trainspan.recording.layout import ABORT, CODE_MASK, ENTER, KIND_MASK, OPERAND_SHIFT, PHASE_MASK, RESUME, STEP
+from trainspan.recording.layout import (
+    ABORT,
+    CODE_MASK,
+    ENTER,
+    KIND_MASK,
+    OPERAND_SHIFT,
+    PHASE_MASK,
+    RESUME,
+    SKIPPED,
+    STEP,
+    WAIT,
+)
 from trainspan.relay.timeline.records import Interval, RankStep
 
 _HOLDERS: Final = (Phase.OTHER, Phase.OPTIMIZER)
-_STEPPING: Final = (*_HOLDERS, Phase.GRAPH_REPLAY)
-"""Where a step can end: a graph can hold a whole one."""
+_STEPPING: Final = (*_HOLDERS, Phase.GRAPH_REPLAY, Phase.AMP)
+"""Where a step can end: a graph can hold a whole one, and a gradient scaler lets one out."""
 _KINDS: Final = (ENTER, RESUME, ABORT, STEP)
 
 
@@ -46,6 +58,7 @@ _OTHER: Final = Phase.OTHER
 _DATA_WAIT: Final = Phase.DATA_WAIT
 _VALIDATION: Final = Phase.VALIDATION
 _H2D: Final = Phase.H2D
+_COLLECTIVE: Final = Phase.COLLECTIVE
 _ANY: Final = frozenset(kind | phase for kind in _KINDS for phase in Phase)
 
 # What a mark asks for beside the change of phase.
@@ -53,18 +66,25 @@ _NOTHING: Final = 0
 _COUNT: Final = 1
 _RELABEL: Final = 2
 _CLOSE: Final = 3
+_CALL: Final = 4
 _TASKS: Final = {
     ENTER | Phase.BACKWARD: _COUNT,
     ENTER | Phase.FORWARD: _RELABEL,
     ENTER | Phase.VALIDATION: _RELABEL,
+    ENTER | Phase.COLLECTIVE: _CALL,
     **{STEP | phase: _CLOSE for phase in Phase},
 }
 _MEANING: Final = {
     code: (Phase(code & PHASE_MASK), _LEGAL[Phase(code & PHASE_MASK)], _TASKS.get(code, _NOTHING)) for code in _ANY
 }
 
-_BEFORE_STEPS: Final = frozenset({ENTER | Phase.CHECKPOINT_SAVE, ENTER | Phase.CHECKPOINT_LOAD})
+_BEFORE_STEPS: Final = frozenset(
+    ENTER | phase for phase in (Phase.CHECKPOINT_SAVE, Phase.CHECKPOINT_LOAD, Phase.COLLECTIVE)
+)
 """Marks that begin no step."""
+
+MOST_JOINED_NS: Final = 100_000
+"""What torch itself does between launching a collective and waiting for it takes a few µs."""
 
 _BEFORE_ALL_TIME: Final = -(1 << 63)
 
@@ -93,6 +113,8 @@ class RankTimeline:
         self._since_ns = _BEFORE_ALL_TIME  # start of the interval being built: the time of the newest mark
         self._intervals: list[Interval] = []
         self._microbatches = 0
+        self._validations = 0
+        self._calls: list[tuple[int, int]] = []
         self._number = 0  # of the step being built
         self._torn_ns: int | None = None  # where the step that a lap has torn began
 
@@ -131,7 +153,8 @@ class RankTimeline:
         self._start_ns = None
         self.phase_now = None
         self._intervals = []
-        self._microbatches = 0
+        self._calls = []
+        self._microbatches = self._validations = 0
 
     def end(self, at_ns: int) -> RankStep | None:
         """The step that is unfinished if the process ends at `at_ns`; None before the first and after a lap.
@@ -143,7 +166,16 @@ class RankTimeline:
         at_ns = max(at_ns, self._since_ns)
         last = Interval(self.phase_now, self._since_ns, at_ns)
         intervals = (*self._intervals, last)
-        return RankStep(self._number, self._start_ns, at_ns, intervals, self._microbatches, complete=False)
+        return RankStep(
+            self._number,
+            self._start_ns,
+            at_ns,
+            intervals,
+            self._microbatches,
+            complete=False,
+            calls=tuple(self._calls),
+            validations=self._validations,
+        )
 
     def _find_start(self, marks: Sequence[int]) -> int:
         """Index behind the mark with which a step begins, which is begun; the number of words if there is none."""
@@ -165,9 +197,9 @@ class RankTimeline:
         """Begin a step at the newest mark, `word`."""
         self._start_ns = self._since_ns
         if word & KIND_MASK == STEP:
-            self._number = max(word >> OPERAND_SHIFT, -1) + 1
-        if word & CODE_MASK == ENTER | Phase.BACKWARD:
-            self._microbatches = 1
+            self._number = max(word >> OPERAND_SHIFT & ~SKIPPED, -1) + 1
+        self._microbatches = int(word & CODE_MASK == ENTER | Phase.BACKWARD)
+        self._validations = int(word & CODE_MASK == ENTER | Phase.VALIDATION)
         if not self.laps:
             self.first_step_start_ns = self._start_ns
         if self._torn_ns is not None:
@@ -181,6 +213,7 @@ class RankTimeline:
         steps: list[RankStep] = []
         new = tuple.__new__
         intervals, microbatches, number = self._intervals, self._microbatches, self._number
+        calls, validations = self._calls, self._validations
         since_ns, invalid, legal = self._since_ns, 0, _LEGAL[phase]
         pairs = iter(marks)
         for time_ns, word in zip(pairs, pairs, strict=False):
@@ -201,17 +234,48 @@ class RankTimeline:
                 microbatches += 1
             elif task == _RELABEL:
                 _relabel(intervals, phase)
+                validations += phase is _VALIDATION
+            elif task == _CALL:
+                since_ns = _call(intervals, calls, since_ns, word >> OPERAND_SHIFT)
             else:
                 if word >= 0:
-                    number = word >> OPERAND_SHIFT
+                    number = word >> OPERAND_SHIFT & ~SKIPPED
                 else:
                     invalid += 1
-                steps.append(RankStep(number, start_ns, since_ns, tuple(intervals), microbatches))
+                skipped = word >= 0 and word >> OPERAND_SHIFT & SKIPPED > 0
+                steps.append(
+                    RankStep(
+                        number,
+                        start_ns,
+                        since_ns,
+                        tuple(intervals),
+                        microbatches,
+                        calls=tuple(calls),
+                        validations=validations,
+                        skipped=skipped,
+                    )
+                )
                 intervals, microbatches, number, start_ns = [], 0, number + 1, since_ns
+                calls, validations = [], 0
         self._intervals, self._microbatches, self._number, self._start_ns = intervals, microbatches, number, start_ns
+        self._calls, self._validations = calls, validations
         self.phase_now, self._since_ns, self.last_mark_ns = phase, since_ns, since_ns
         self.invalid += invalid
         return steps
+
+
+def _call(intervals: list[Interval], calls: list[tuple[int, int]], at_ns: int, operand: int) -> int:
+    """When the collective that is entered at `at_ns` began: earlier, if it was launched by the same call."""
+    if operand & WAIT and calls and calls[-1][1] == operand & ~WAIT:
+        start_ns = calls[-1][0]
+        gap = 1 if intervals and intervals[-1][0] in _HOLDERS else 0
+        launch = intervals[-1 - gap] if len(intervals) > gap else None
+        between_ns = intervals[-1][2] - intervals[-1][1] if gap else 0
+        if launch and launch[:2] == (_COLLECTIVE, start_ns) and not launch[3] and between_ns <= MOST_JOINED_NS:
+            del intervals[-1 - gap :]
+            return start_ns
+    calls.append((at_ns, operand))
+    return at_ns
 
 
 def _relabel(intervals: list[Interval], phase: Phase) -> None:

@@ -1,0 +1,84 @@
+"""Gradient scaling: the phase AMP, and the steps that a scaler skips.
+
+`GradScaler.unscale_`, `step` and `update` are patched on the class. In `step` the scaler reads whether a gradient was
+infinite, which waits for the device: that is AMP, and the optimizer's own step after it is OPTIMIZER, as always. Where
+no optimizer's step follows, it was skipped: a step of training ends there all the same, and its mark says so.
+
+A fused optimizer decides on the device whether it skips, and that cannot be seen without waiting for it. Cost: 0.5 µs a
+call.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+
+from trainspan.names import Phase
+from trainspan.record.hooks.optimizer import Stepping
+from trainspan.record.marker import Marker
+from trainspan.record.patches import Patches
+
+_AMP = int(Phase.AMP)
+
+
+def install(marker: Marker, patches: Patches, stepping: Stepping) -> None:
+    """Mark what a scaler does.
+
+    Args:
+        marker: where the marks go.
+        patches: remembers the originals.
+        stepping: knows of the optimizers' steps.
+
+    Raises:
+        KeyError: this torch has another scaler; its work then shows as `other`, and skipped steps are none.
+    """
+    for name in ("unscale_", "update"):
+        patches.replace(GradScaler, name, _marked(vars(GradScaler)[name], marker))
+    patches.replace(GradScaler, "step", _marked_step(vars(GradScaler)["step"], marker, stepping))
+
+
+def _marked(call: Callable[..., Any], marker: Marker) -> Callable[..., Any]:
+    enter, resume, abort = marker.enter, marker.resume, marker.abort
+    is_compiling = torch.compiler.is_compiling
+
+    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not self._enabled:
+            return call(self, *args, **kwargs)
+        outer = enter(_AMP)
+        if outer < 0:
+            return call(self, *args, **kwargs)
+        try:
+            result = call(self, *args, **kwargs)
+        except BaseException:
+            abort(outer)
+            raise
+        resume(outer)
+        return result
+
+    return functools.update_wrapper(scale, call)
+
+
+def _marked_step(call: Callable[..., Any], marker: Marker, stepping: Stepping) -> Callable[..., Any]:
+    enter, abort = marker.enter, marker.abort
+    is_compiling = torch.compiler.is_compiling
+
+    def scaled_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not self._enabled:
+            return call(self, optimizer, *args, **kwargs)
+        outer = enter(_AMP)
+        if outer < 0:
+            return call(self, optimizer, *args, **kwargs)
+        stepping.scaled(outer)
+        try:
+            result = call(self, optimizer, *args, **kwargs)
+        except BaseException:
+            if stepping.unscaled():
+                abort(outer)
+            raise
+        if stepping.unscaled():
+            stepping.skipped(optimizer, outer)
+        return result
+
+    return functools.update_wrapper(scaled_step, call)

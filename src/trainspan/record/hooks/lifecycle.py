@@ -1,0 +1,255 @@
+"""What a rank does before its first step: process group, model, wrapping, optimizer, first loader; each a span.
+
+    training.init.process_group  `init_process_group`
+    training.init.model          from the first `nn.Module.__init__` to the last one, `apply` or move that follows soon
+    training.init.wrap           DistributedDataParallel, FSDP1 and FSDP2
+    training.init.optimizer      `Optimizer.__init__`
+    training.init.data_loader    making the first iterator, which starts its workers
+
+A module's `__init__` cannot be seen to return, only what is called in it: the filling of its very last layer is missing
+unless the model is moved or wrapped after it. Nothing is noted once a forward has been seen.
+
+Cost: 0.3 µs a module made, 0.1 µs after the first step.
+"""
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from functools import partial
+from time import monotonic_ns
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer
+from torch.utils.data import DataLoader
+
+from trainspan import names
+from trainspan.guard import warn_once
+from trainspan.record.patches import Patches
+from trainspan.record.spans import SpanTeller
+
+FSDP_MODULE: Final = "torch.distributed.fsdp"
+PIPELINE_MODULE: Final = "torch.distributed.pipelining.schedules"
+
+APART_NS: Final = 2_000_000_000
+"""Calls with a longer pause between them are told apart."""
+
+LEAST_MODEL_NS: Final = 100_000
+"""A module that took less is no model: a loss, an averaged metric."""
+
+MOST_STRETCHES: Final = 16
+"""Of each name."""
+
+_FSDP2_OWNERS: Final = ("torch.distributed.fsdp", "torch.distributed.fsdp._fully_shard")
+_GROUP_OWNERS: Final = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
+
+
+class Stretch:
+    """Calls that follow each other closely, told as one span.
+
+    Args:
+        name: of the span; `state`: what its time is charged to.
+        spans: tells of it.
+        least_ns: what took less is not told.
+    """
+
+    def __init__(self, name: str, state: str | None, spans: SpanTeller, least_ns: int = 0):
+        self._name = name
+        self._state = state
+        self._spans = spans
+        self._least_ns = least_ns
+        self._first_ns: int | None = None
+        self._last_ns = 0
+        self._attributes: dict[str, Any] = {}
+        self._told = 0
+
+    def note(self, start_ns: int, end_ns: int, attributes: dict[str, Any] | None = None) -> None:
+        """One call that has ended."""
+        if self._first_ns is not None and start_ns - self._last_ns > APART_NS:
+            self.flush()
+        self._first_ns = start_ns if self._first_ns is None else min(self._first_ns, start_ns)
+        self._last_ns = max(self._last_ns, end_ns)
+        self._attributes.update(attributes or {})
+
+    def flush(self) -> None:
+        """Tell of what has been noted."""
+        if self._first_ns is None:
+            return
+        start_ns, attributes = self._first_ns, self._attributes
+        self._first_ns, self._attributes = None, {}
+        if self._last_ns - start_ns >= self._least_ns and self._told < MOST_STRETCHES:
+            self._told += 1
+            self._spans.span(self._name, start_ns, self._last_ns, state=self._state, attributes=attributes)
+
+
+class Lifecycle:
+    """What has been seen of the beginning.
+
+    Args:
+        spans: tells of it.
+        forward_seen: whether a forward has begun; from then on nothing is noted.
+
+    Attributes:
+        over: whether the first step has ended.
+        wrapping: calls that wrap the model, one inside the other; the modules they make are theirs.
+        group, model, wrap, optimizer, data_loader: the stretches.
+        strategies: how the model is spread over ranks, as far as it says so: `ddp`, `fsdp1`, `fsdp2`, `pipeline`.
+        replicas: modules of DistributedDataParallel.
+    """
+
+    def __init__(self, spans: SpanTeller, forward_seen: Callable[[], bool]):
+        self.over = False
+        self.wrapping = 0
+        self.group = Stretch(names.SPAN_INIT_PROCESS_GROUP, None, spans)
+        self.model = Stretch(names.SPAN_INIT_MODEL, "model_init", spans, LEAST_MODEL_NS)
+        self.wrap = Stretch(names.SPAN_INIT_WRAP, "model_init", spans)
+        self.optimizer = Stretch(names.SPAN_INIT_OPTIMIZER, None, spans)
+        self.data_loader = Stretch(names.SPAN_INIT_DATA_LOADER, None, spans)
+        self.strategies: set[str] = set()
+        self.replicas: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._forward_seen = forward_seen
+        self._loader: weakref.ref[Any] | None = None
+
+    def begins(self) -> bool:
+        """Whether this is still the beginning."""
+        return not self.over and not self._forward_seen()
+
+    def flush(self) -> None:
+        """Tell of everything noted so far."""
+        for stretch in (self.group, self.model, self.wrap, self.optimizer, self.data_loader):
+            stretch.flush()
+
+    def end(self) -> None:
+        """The first step has ended."""
+        self.over = True
+        self.flush()
+
+    def loader(self) -> Any:
+        """The DataLoader that was iterated first; None if there was none, or it is gone."""
+        return None if self._loader is None else self._loader()
+
+    def iterated(self, loader: Any, start_ns: int, end_ns: int) -> None:
+        """A DataLoader has made an iterator."""
+        if self._loader is None:
+            self._loader = weakref.ref(loader)
+            self.data_loader.note(start_ns, end_ns, {names.DATA_WORKERS: int(loader.num_workers)})
+
+
+def install(patches: Patches, lifecycle: Lifecycle) -> None:
+    """Watch what is made before the first step.
+
+    Raises:
+        KeyError: this torch makes it in another way; the span is then missing.
+    """
+    for name in ("__init__", "apply", "_apply"):
+        call = vars(nn.Module)[name]
+        patches.replace(nn.Module, name, _noted(call, lifecycle, partial(_note_model, lifecycle)))
+    make_replica = _wrapping(vars(DistributedDataParallel)["__init__"], lifecycle, "ddp")
+
+    def replicated(self: Any, *args: Any, **kwargs: Any) -> None:
+        make_replica(self, *args, **kwargs)
+        lifecycle.replicas.add(self)
+
+    patches.replace(DistributedDataParallel, "__init__", functools.update_wrapper(replicated, make_replica))
+
+    def made(start_ns: int, end_ns: int) -> None:
+        lifecycle.optimizer.note(start_ns, end_ns)
+        lifecycle.flush()  # what is told before the first step is charged as what it was
+
+    patches.replace(Optimizer, "__init__", _noted(vars(Optimizer)["__init__"], lifecycle, made))
+    _follow_loaders(patches, lifecycle)
+
+
+def install_process_group(patches: Patches, lifecycle: Lifecycle) -> None:
+    """Watch `init_process_group`, by each of its names.
+
+    Raises:
+        KeyError: this torch has no process groups.
+    """
+    init = vars(torch.distributed)["init_process_group"]
+
+    def joined(start_ns: int, end_ns: int) -> None:
+        backend = torch.distributed.get_backend()
+        lifecycle.group.note(start_ns, end_ns, {names.BACKEND: str(backend)})
+        lifecycle.group.flush()
+
+    noted = _noted(init, lifecycle, joined)
+    for owner in (sys.modules[name] for name in _GROUP_OWNERS if name in sys.modules):
+        if vars(owner).get("init_process_group") is init:
+            patches.replace(owner, "init_process_group", noted)
+
+
+def install_fsdp(package: ModuleType, patches: Patches, lifecycle: Lifecycle) -> None:
+    """Watch the construction of FSDP1 and FSDP2, of which this torch may have one."""
+    fsdp1 = package.FullyShardedDataParallel
+    patches.replace(fsdp1, "__init__", _wrapping(vars(fsdp1)["__init__"], lifecycle, "fsdp1"))
+    fully_shard = vars(package).get("fully_shard")
+    if fully_shard is not None:
+        wrapping = _wrapping(fully_shard, lifecycle, "fsdp2")
+        for owner in (sys.modules[name] for name in _FSDP2_OWNERS if name in sys.modules):
+            if vars(owner).get("fully_shard") is fully_shard:
+                patches.replace(owner, "fully_shard", wrapping)
+
+
+def install_pipeline(package: ModuleType, patches: Patches, lifecycle: Lifecycle) -> None:
+    """Note that a schedule of a pipeline is made."""
+    schedule = package._PipelineSchedule
+    init = vars(schedule)["__init__"]
+
+    def make_schedule(self: Any, *args: Any, **kwargs: Any) -> None:
+        lifecycle.strategies.add("pipeline")
+        init(self, *args, **kwargs)
+
+    patches.replace(schedule, "__init__", functools.update_wrapper(make_schedule, init))
+
+
+def _note_model(lifecycle: Lifecycle, start_ns: int, end_ns: int) -> None:
+    if not lifecycle.wrapping:
+        lifecycle.model.note(start_ns, end_ns)
+
+
+def _wrapping(call: Callable[..., Any], lifecycle: Lifecycle, strategy: str) -> Callable[..., Any]:
+    def wrap(*args: Any, **kwargs: Any) -> Any:
+        lifecycle.wrapping += 1
+        lifecycle.strategies.add(strategy)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            lifecycle.wrapping -= 1
+
+    return _noted(functools.update_wrapper(wrap, call), lifecycle, lifecycle.wrap.note)
+
+
+def _noted(call: Callable[..., Any], lifecycle: Lifecycle, note: Callable[[int, int], None]) -> Callable[..., Any]:
+    is_compiling = torch.compiler.is_compiling
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        if lifecycle.over or is_compiling() or not lifecycle.begins():
+            return call(*args, **kwargs)
+        start_ns = monotonic_ns()
+        result = call(*args, **kwargs)
+        try:
+            note(start_ns, monotonic_ns())
+        except Exception as error:
+            warn_once("lifecycle", f"the beginning is not told in full ({type(error).__name__}: {error})")
+        return result
+
+    return functools.update_wrapper(noted, call)
+
+
+def _follow_loaders(patches: Patches, lifecycle: Lifecycle) -> None:
+    iterate = vars(DataLoader)["__iter__"]
+
+    def make_iterator(self: Any) -> Any:
+        if lifecycle.over or torch.compiler.is_compiling():
+            return iterate(self)
+        start_ns = monotonic_ns()
+        iterator = iterate(self)
+        lifecycle.iterated(self, start_ns, monotonic_ns())
+        return iterator
+
+    patches.replace(DataLoader, "__iter__", functools.update_wrapper(make_iterator, iterate))

@@ -1,0 +1,105 @@
+"""Places the hooks around a step: gradient scaling, collectives, compilations, and what comes before the first one.
+
+Each of them needs to know when a step ends, and most of them tell what they have seen then.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from trainspan.record.patches import Patches
+from trainspan.record.recorder import Recorder
+from trainspan.record.spans import SpanTeller
+from trainspan.watch import watch
+
+_HOOKS = "trainspan.record.hooks"
+
+StepEnds = list[Callable[[], None]]
+InstallHook = Callable[[str, Callable[[], Any]], None]
+
+
+def place(
+    recorder: Recorder,
+    patches: Patches,
+    stepping: Any,
+    search: Any,
+    step_ends: StepEnds,
+    install_hook: InstallHook,
+) -> None:
+    """Put these hooks into torch.
+
+    Args:
+        recorder: of this process.
+        patches: remembers the originals.
+        stepping: what the optimizer's hook tells others.
+        search: for roots; None: this torch has no forward hook.
+        step_ends: called after every step of training; they join.
+        install_hook: `install_hook(name, place)` calls `place`, and warns where that fails.
+    """
+    spans = SpanTeller(recorder.event, lambda: recorder.recording)
+
+    def place_later(name: str, module: str, install: Callable[[ModuleType], Any]) -> None:
+        watch.add(module, lambda package, _: install_hook(name, lambda: install(package)))
+
+    def place_amp() -> None:
+        _hook("amp").install(recorder.marker, patches, stepping)
+
+    def place_collectives() -> None:
+        hook = _hook("collectives")
+        calls = hook.Calls(recorder.event, lambda: recorder.recording)
+        hook.install(recorder.marker, patches, calls, step_ends)
+        recorder.on_begin(calls.begun)
+        recorder.on_closing(calls.flush)
+
+    def place_generation() -> None:
+        hook = _hook("generation")
+        place_later("generation", hook.MODULE, lambda package: hook.install(package, recorder.marker, patches))
+
+    install_hook("amp", place_amp)
+    install_hook("collectives", place_collectives)
+    install_hook("generation", place_generation)
+    install_hook(
+        "lifecycle", lambda: _place_lifecycle(recorder, patches, spans, stepping, search, step_ends, place_later)
+    )
+
+
+def _place_lifecycle(
+    recorder: Recorder,
+    patches: Patches,
+    spans: SpanTeller,
+    stepping: Any,
+    search: Any,
+    step_ends: StepEnds,
+    place_later: Callable[[str, str, Callable[[ModuleType], Any]], None],
+) -> None:
+    hook, compiler = _hook("lifecycle"), _hook("compiler")
+    compilations = compiler.Compilations(spans, recorder.event)
+    place_later("compiler", compiler.METRICS_MODULE, compilations.follow)
+    recorder.on_closing(compilations.step_ended)
+    lifecycle = hook.Lifecycle(spans, search.called if search else lambda: False)
+    recorder.on_closing(lifecycle.flush)
+    step_ends.append(compilations.step_ended)
+    step_ends.append(
+        _hook("training").install(
+            lifecycle,
+            stepping.lead,
+            search.roots if search else list,
+            lambda: search.autocast if search else None,
+            lambda: compilations.count > 0,
+            recorder.event,
+        )
+    )
+    step_ends.append(_hook("reducer").install(lifecycle.replicas, recorder.event))
+    hook.install(patches, lifecycle)
+    hook.install_process_group(patches, lifecycle)
+    place_later("lifecycle of FSDP", hook.FSDP_MODULE, lambda package: hook.install_fsdp(package, patches, lifecycle))
+    place_later(
+        "lifecycle of pipelines",
+        hook.PIPELINE_MODULE,
+        lambda package: hook.install_pipeline(package, patches, lifecycle),
+    )
+
+
+def _hook(name: str) -> ModuleType:
+    return import_module(f"{_HOOKS}.{name}")

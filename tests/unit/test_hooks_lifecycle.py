@@ -1,0 +1,218 @@
+"""What comes before the first step is told as spans, and what is trained as facts; nothing of it changes."""
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainspan.record.hooks import lifecycle as hook
+from trainspan.record.hooks import training
+from trainspan.record.patches import Patches
+from trainspan.record.spans import SpanTeller
+
+
+class Watched(NamedTuple):
+    """The beginning, what was told of it, and whether a forward has been seen."""
+
+    lifecycle: hook.Lifecycle
+    told: list[dict[str, Any]]
+    forwards: list[int]
+
+    def spans(self) -> dict[str, dict[str, Any]]:
+        """What was told as spans, by name; each name once."""
+        self.lifecycle.flush()
+        names = [fields["name"] for fields in self.told]
+        assert len(names) == len(set(names))
+        return {fields["name"]: fields for fields in self.told}
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    """Torch with the hook in it."""
+    told: list[dict[str, Any]] = []
+    forwards: list[int] = []
+    patches = Patches()
+    spans = SpanTeller(lambda _event, /, **fields: told.append(fields), lambda: True)
+    lifecycle = hook.Lifecycle(spans, lambda: bool(forwards))
+    hook.install(patches, lifecycle)
+    hook.install_process_group(patches, lifecycle)
+    yield Watched(lifecycle, told, forwards)
+    patches.undo()
+
+
+@pytest.fixture(autouse=True)
+def no_process_group() -> Iterator[None]:
+    """After the test, whatever it joined is left."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def make_model(width: int = 300) -> nn.Sequential:
+    """A model that takes a millisecond to make."""
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+
+
+def test_making_the_model_is_one_span(watched: Watched) -> None:
+    """A script makes hundreds of modules; a user made one model."""
+    make_model().double()
+
+    [(name, span)] = watched.spans().items()
+
+    assert name == "training.init.model"
+    assert span["state"] == "model_init"
+    assert span["end_ns"] - span["start_ns"] > 100_000
+
+
+def test_small_modules_are_not_told(watched: Watched) -> None:
+    """A loss or a metric is no model."""
+    nn.ReLU()
+
+    assert watched.spans() == {}
+
+
+def test_optimizer_is_told_and_all_that_came_before_it(watched: Watched) -> None:
+    """What is told before the first step is charged as what it was."""
+    model = make_model()
+    torch.optim.Adam(model.parameters())
+
+    assert {fields["name"] for fields in watched.told} >= {"training.init.model"}
+
+
+def test_process_group_and_wrapping_are_told(watched: Watched, tmp_path: Path) -> None:
+    """A job that waits ten minutes for its last node spends them in the first of the two."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    model = DistributedDataParallel(make_model())
+
+    spans = watched.spans()
+
+    assert spans["training.init.process_group"]["attributes"] == {"training.process_group.backend": "gloo"}
+    assert spans["training.init.wrap"]["start_ns"] >= spans["training.init.model"]["end_ns"]
+    assert list(watched.lifecycle.replicas) == [model]
+    assert watched.lifecycle.strategies == {"ddp"}
+
+
+def test_first_loader_is_told_with_its_workers(watched: Watched) -> None:
+    """Starting workers by spawn takes seconds, once."""
+    loader = DataLoader(TensorDataset(torch.ones(8)), batch_size=4, num_workers=1)
+
+    batches = list(loader)
+
+    assert len(batches) == 2
+    assert watched.spans()["training.init.data_loader"]["attributes"] == {"training.data.workers": 1}
+    assert watched.lifecycle.loader() is loader
+
+
+@pytest.mark.parametrize("seen", ["forward", "end"])
+def test_nothing_is_told_once_training_has_begun(watched: Watched, seen: str) -> None:
+    """A module made in a forward is the compiler's or the script's; it is no init."""
+    if seen == "forward":
+        watched.forwards.append(1)
+    else:
+        watched.lifecycle.end()
+
+    make_model()
+
+    assert watched.spans() == {}
+
+
+def test_failure_reaches_the_user_and_wrapping_is_over(watched: Watched) -> None:
+    """A model without a process group cannot be wrapped; the next module is a model's again."""
+    with pytest.raises(ValueError, match="process group"):
+        DistributedDataParallel(make_model())
+
+    assert watched.lifecycle.wrapping == 0
+
+
+@pytest.mark.usefixtures("watched")
+def test_signatures_are_those_of_torch() -> None:
+    """Frameworks look at them to know what they may pass."""
+    patched = [
+        inspect.signature(made) for made in (DistributedDataParallel, torch.optim.Optimizer, DataLoader.__iter__)
+    ]
+
+    assert "device_ids" in patched[0].parameters
+    assert list(patched[1].parameters) == ["params", "defaults"]
+    assert list(patched[2].parameters) == ["self"]
+
+
+def facts_of(watched: Watched, optimizer: Any, *models: nn.Module, autocast: str | None = None) -> dict[str, Any]:
+    """What is told at the end of the first step."""
+    told: list[dict[str, Any]] = []
+    step_ended = training.install(
+        watched.lifecycle,
+        lambda: optimizer,
+        lambda: models,
+        lambda: autocast,
+        lambda: False,
+        lambda _event, /, **fields: told.append(fields),
+    )
+    step_ended()
+    step_ended()
+    [fields] = told
+    attributes: dict[str, Any] = fields["attributes"]
+    return attributes
+
+
+def test_facts_are_what_people_look_for(watched: Watched) -> None:
+    """Whose run is this, and what is in it: without a look into the script."""
+    model = make_model(10)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003, betas=(0.8, 0.95))
+    next(iter(DataLoader(TensorDataset(torch.ones(8)), batch_size=4)))
+
+    facts = facts_of(watched, optimizer, model, nn.Linear(2, 2), autocast="bfloat16")
+
+    assert facts == {
+        "training.model.class": "Sequential",
+        "training.model.parameters": 2 * 110 + 6,
+        "training.precision": "float32",
+        "training.precision.autocast": "bfloat16",
+        "training.optimizer.class": "AdamW",
+        "training.optimizer.lr": 0.003,
+        "training.optimizer.weight_decay": 0.01,
+        "training.optimizer.eps": 1e-8,
+        "training.optimizer.beta1": 0.8,
+        "training.optimizer.beta2": 0.95,
+        "training.strategy": "none",
+        "training.compiled": False,
+    }
+
+
+def test_facts_read_no_tensor(watched: Watched) -> None:
+    """The learning rate of a capturable optimizer is on the device: to read it would wait for that."""
+    model = make_model(10)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.5))
+
+    facts = facts_of(watched, optimizer, model)
+
+    assert "training.optimizer.lr" not in facts
+
+
+def test_batch_size_is_that_of_the_first_loader(watched: Watched) -> None:
+    """The one for validation comes later, and is larger."""
+    loaders = [DataLoader(TensorDataset(torch.ones(8)), batch_size=size) for size in (4, 8)]
+    batches = [next(iter(loader)) for loader in loaders]
+
+    facts = facts_of(watched, None)
+
+    assert len(batches) == 2
+    assert facts["training.batch.size"] == 4
+
+
+def test_class_is_the_users_own_below_its_wrappers(watched: Watched, tmp_path: Path) -> None:
+    """Every job of a cluster trains a DistributedDataParallel."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    model = DistributedDataParallel(torch.compile(make_model(10), backend="eager"))
+
+    facts = facts_of(watched, None, model)
+
+    assert facts["training.model.class"] == "Sequential"
+    assert facts["training.strategy"] == "ddp"
+    assert facts["training.model.parameters"] == 220
