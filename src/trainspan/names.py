@@ -124,6 +124,7 @@ OPTIMIZER_EPS = "training.optimizer.eps"
 OPTIMIZER_BETA1 = "training.optimizer.beta1"
 OPTIMIZER_BETA2 = "training.optimizer.beta2"
 OPTIMIZER_FUSED = "training.optimizer.fused"
+HW_ID = "hw.id"
 
 # Metric attributes.
 CLOCK = "training.clock"
@@ -139,6 +140,20 @@ COLLECTIVE_OP = "training.collective.op"
 COLLECTIVE_GROUP = "training.collective.group"
 COMPILE_KIND = "training.compile.kind"
 DDP_PART = "training.ddp.part"
+HW_TYPE = "hw.type"
+HW_NAME = "hw.name"
+HW_MODEL = "hw.model"
+HW_VENDOR = "hw.vendor"
+HW_DRIVER_VERSION = "hw.driver_version"
+HW_PARENT = "hw.parent"
+HW_STATE = "hw.state"
+HW_SENSOR_LOCATION = "hw.sensor_location"
+HW_GPU_TASK = "hw.gpu.task"
+HW_GPU_CLOCK = "hw.gpu.clock"
+HW_GPU_THROTTLE_REASON = "hw.gpu.throttle.reason"
+HW_GPU_LINK = "hw.gpu.link"
+ERROR_TYPE = "error.type"
+IO_DIRECTION = "network.io.direction"
 
 # Log events.
 EVENT_STARTED = "training.started"
@@ -225,6 +240,7 @@ SPAN_ATTRIBUTES = (
     Name(OPTIMIZER_BETA1, "First beta that the optimizer was made with."),
     Name(OPTIMIZER_BETA2, "Second beta that the optimizer was made with."),
     Name(OPTIMIZER_FUSED, "Whether the optimizer was asked to be fused."),
+    Name(HW_ID, "UUID of the GPU, or of the MIG instance, that the rank uses; that of its `hw.*` metrics."),
 )
 
 METRIC_ATTRIBUTES = (
@@ -242,6 +258,21 @@ METRIC_ATTRIBUTES = (
     Name(COMPILE_KIND, "A `first` compilation of a function, or a `recompilation`."),
     Name(DDP_PART, "Either `forward_compute`, `backward_compute`, `backward_comm`, or `backward_overlap` of the two."),
     Name(ALLOCATOR_STATE, "Of torch's allocator: `reserved` from the device, `active`, or `allocated` to tensors."),
+    Name(HW_ID, "UUID of the GPU, or of the MIG instance, as its driver gives it."),
+    Name(HW_TYPE, "What it is: `gpu`."),
+    Name(HW_NAME, "The GPU by its number on this host, in the order of the driver."),
+    Name(HW_MODEL, "What the maker calls it."),
+    Name(HW_VENDOR, "Who made it: `NVIDIA` or `AMD`."),
+    Name(HW_DRIVER_VERSION, "Version of its driver."),
+    Name(HW_PARENT, "On a MIG instance alone: UUID of the GPU it is a part of."),
+    Name(HW_STATE, "Of `ok`, `degraded` and `failed`, the one that holds has the value 1."),
+    Name(HW_SENSOR_LOCATION, "Where the temperature is taken: `gpu` or `memory`."),
+    Name(HW_GPU_TASK, "Which part of it is busy: `general`, `memory_controller`, `encoder` or `decoder`."),
+    Name(HW_GPU_CLOCK, "Which clock: `sm` or `memory`."),
+    Name(HW_GPU_THROTTLE_REASON, "What slows it: a power or thermal limit, of the software or of the hardware."),
+    Name(HW_GPU_LINK, "Over which link: `pcie` or `nvlink`."),
+    Name(ERROR_TYPE, "Memory errors `corrected` or `uncorrected`, or the number of what the driver reports: `xid_79`."),
+    Name(IO_DIRECTION, "Of the bytes: `transmit` or `receive`."),
 )
 
 EVENTS = (
@@ -257,7 +288,7 @@ class Metric(NamedTuple):
     """One metric on the wire. `attributes` are those of its points; what identifies the rank is in the resource."""
 
     name: str
-    instrument: Literal["histogram", "counter", "gauge"]
+    instrument: Literal["histogram", "counter", "gauge", "updowncounter"]
     unit: str
     description: str
     attributes: tuple[str, ...] = ()
@@ -349,6 +380,39 @@ ALLOCATOR_RETRIES = Metric(
 )
 ALLOCATOR_OOMS = Metric("training.allocator.ooms", "counter", "{error}", "Allocations that failed.")
 
+ENERGY = Metric(
+    "training.energy",
+    "counter",
+    "J",
+    "Energy of the rank's GPU while it trained, by the phase it was in; from windows, not from single steps.",
+    (PHASE,),
+)
+CARBON = Metric("training.carbon", "counter", "g", "Energy of the rank's GPU times TRAINSPAN_CARBON_G_PER_KWH.")
+
+_GPU = (HW_ID, HW_TYPE, HW_NAME, HW_MODEL, HW_VENDOR, HW_DRIVER_VERSION)
+HW_GPU_UTILIZATION = Metric(
+    "hw.gpu.utilization",
+    "gauge",
+    "1",
+    "Share of the last moments in which it was at work.",
+    (*_GPU, HW_GPU_TASK),
+)
+HW_GPU_MEMORY_USAGE = Metric("hw.gpu.memory.usage", "updowncounter", "By", "Memory in use, by whomever.", _GPU)
+HW_GPU_MEMORY_LIMIT = Metric("hw.gpu.memory.limit", "updowncounter", "By", "Memory it has.", _GPU)
+HW_GPU_MEMORY_UTILIZATION = Metric("hw.gpu.memory.utilization", "gauge", "1", "Share of its memory in use.", _GPU)
+HW_POWER = Metric("hw.power", "gauge", "W", "Power that the whole board draws.", _GPU)
+HW_ENERGY = Metric("hw.energy", "counter", "J", "Energy that the whole board has drawn since the relay began.", _GPU)
+HW_TEMPERATURE = Metric("hw.temperature", "gauge", "Cel", "Temperature.", (*_GPU, HW_SENSOR_LOCATION))
+HW_ERRORS = Metric("hw.errors", "counter", "{error}", "Errors since the relay began.", (*_GPU, ERROR_TYPE))
+HW_STATUS = Metric("hw.status", "updowncounter", "1", "Whether it is in this state: 1, or 0.", (*_GPU, HW_STATE))
+HW_GPU_SPEED = Metric("hw.gpu.speed", "gauge", "Hz", "Frequency of a clock.", (*_GPU, HW_GPU_CLOCK))
+HW_GPU_THROTTLED = Metric(
+    "hw.gpu.throttled", "gauge", "1", "Whether it is slowed for this reason: 1, or 0.", (*_GPU, HW_GPU_THROTTLE_REASON)
+)
+HW_GPU_IO = Metric(
+    "hw.gpu.io", "counter", "By", "Bytes over its links since the relay began.", (*_GPU, HW_GPU_LINK, IO_DIRECTION)
+)
+
 MARKS = Metric("trainspan.marks", "counter", "{mark}", "Marks read from the recordings.")
 MARKS_LOST = Metric("trainspan.marks.lost", "counter", "{mark}", "Marks overwritten before they were read.")
 EVENTS_DROPPED = Metric("trainspan.events.dropped", "counter", "{event}", "Events a rank dropped at its bound.")
@@ -386,6 +450,20 @@ METRICS = (
     ALLOCATOR_PEAK,
     ALLOCATOR_RETRIES,
     ALLOCATOR_OOMS,
+    ENERGY,
+    CARBON,
+    HW_GPU_UTILIZATION,
+    HW_GPU_MEMORY_USAGE,
+    HW_GPU_MEMORY_LIMIT,
+    HW_GPU_MEMORY_UTILIZATION,
+    HW_POWER,
+    HW_ENERGY,
+    HW_TEMPERATURE,
+    HW_ERRORS,
+    HW_STATUS,
+    HW_GPU_SPEED,
+    HW_GPU_THROTTLED,
+    HW_GPU_IO,
     MARKS,
     MARKS_LOST,
     EVENTS_DROPPED,

@@ -4,7 +4,7 @@ A rank writes them into its recording. The relay that reads it may stand in anot
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 FROM_ENVIRONMENT: Final = (
     ("k8s.cluster.name", ("K8S_CLUSTER_NAME",)),
@@ -34,6 +34,8 @@ FROM_ENVIRONMENT: Final = (
 
 Source: https://opentelemetry.io/docs/specs/semconv/resource/k8s/, and what the OpenTelemetry Operator injects.
 """
+
+_VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def place_of(environ: Mapping[str, str]) -> dict[str, str]:
@@ -69,3 +71,20 @@ def attributes_given(environ: Mapping[str, str]) -> dict[str, str]:
 
     pairs = (pair.partition("=") for pair in text.split(","))
     return {unquote(key.strip()): unquote(value.strip()) for key, equals, value in pairs if equals and key.strip()}
+
+
+class VisibleDevices(NamedTuple):
+    """What CUDA or ROCm shows a process. `entries`: numbers, UUIDs or MIG ids; None: everything."""
+
+    entries: list[str] | None
+    in_pci_order: bool
+
+
+def visible_devices(environ: Mapping[str, str]) -> VisibleDevices:
+    """What the environment says of the devices this process sees.
+
+    Source: CUDA C++ Programming Guide, environment variables; ROCm, GPU isolation techniques.
+    """
+    found = next((environ[name] for name in _VISIBLE if name in environ), None)
+    entries = None if found is None else [entry.strip()[:80] for entry in found.split(",") if entry.strip()][:64]
+    return VisibleDevices(entries, environ.get("CUDA_DEVICE_ORDER", "").strip().upper() == "PCI_BUS_ID")

@@ -28,6 +28,7 @@ class Settings:
     exception_message: bool
     device_share: float | None
     checkpoint_path: str
+    carbon_g_per_kwh: float | None
     launch_id: str | None
     rank_pid: int | None
 
@@ -108,6 +109,13 @@ def _bytes(text: str) -> int:
     if not re.fullmatch(r"\d{1,15}", text) or int(text) < 1 << 20:
         raise ValueError(text)
     return int(text)
+
+
+def _intensity(text: str) -> float:
+    grams = float(text)
+    if not 0 <= grams <= 10_000:
+        raise ValueError(text)
+    return grams
 
 
 def _share(text: str) -> float:
@@ -198,6 +206,13 @@ VARIABLES = (
         "use hash, plain or omit",
         "What is told of where a checkpoint lies: a hash of its path, the path itself, or nothing.",
         _path_shown,
+    ),
+    Variable(
+        "TRAINSPAN_CARBON_G_PER_KWH",
+        "",
+        "use grams of CO2 equivalent per kWh, from 0 to 10000",
+        "Carbon intensity of the electricity here, for `training.carbon`. Unset: no estimate.",
+        _intensity,
     ),
     Variable(
         "TRAINSPAN_LAUNCH_ID",

@@ -105,6 +105,8 @@ def _instrument(meter: Meter, metric: names.Metric) -> Callable[[float, dict[str
         return meter.create_histogram(metric.name, metric.unit, explicit_bucket_boundaries_advisory=boundaries).record
     if metric.instrument == "counter":
         return meter.create_counter(metric.name, metric.unit).add
+    if metric.instrument == "updowncounter":
+        return meter.create_up_down_counter(metric.name, metric.unit).add
     return meter.create_gauge(metric.name, metric.unit).set
 
 

@@ -16,8 +16,22 @@ from trainspan import names
 ROOT = Path(__file__).resolve().parents[2]
 GRAFANA = ROOT / "collector-config" / "grafana"
 DASHBOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
-SUFFIXES = {"s": "_seconds", "By": "_bytes", "1": "_ratio", "J": "_joules", "W": "_watts"}
-SERIES = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",), "gauge": ("",)}
+SUFFIXES = {
+    "s": "_seconds",
+    "By": "_bytes",
+    "1": "_ratio",
+    "g": "_grams",
+    "J": "_joules",
+    "W": "_watts",
+    "Cel": "_celsius",
+    "Hz": "_hertz",
+}
+SERIES = {
+    "histogram": ("_bucket", "_count", "_sum"),
+    "counter": ("_total",),
+    "gauge": ("",),
+    "updowncounter": ("",),
+}
 
 every_dashboard = pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 
@@ -93,14 +107,16 @@ def test_every_metric_exists(path: Path) -> None:
     known |= set(re.findall(r"- record: (\S+)", rules))
 
     text = " ".join(_values_of("expr", json.loads(path.read_text())["panels"]))
-    asked = set(re.findall(r"(?<!:)\b(?:training|trainspan)_\w+(?=[\[{])|\b(?:job|rank):[\w:]+", text))
+    asked = set(re.findall(r"(?<!:)\b(?:training|trainspan|hw)_\w+(?=[\[{])|\b(?:job|rank):[\w:]+", text))
 
     assert asked
     assert asked - known == set()
 
 
 def _series_of(metric: names.Metric) -> list[str]:
-    name = metric.name.replace(".", "_") + SUFFIXES.get(metric.unit, "")
+    # Prometheus knows a share by its instrument: only of a gauge.
+    plain = metric.unit == "1" and metric.instrument != "gauge"
+    name = metric.name.replace(".", "_") + ("" if plain else SUFFIXES.get(metric.unit, ""))
     return [name + end for end in SERIES[metric.instrument]]
 
 

@@ -70,8 +70,9 @@ ROOMS = {
     GOODPUT: Room((*FLOOR, TIMELINE, GOODPUT), never=PURE_NEVER),
     # The one file of its room that touches a disk.
     f"{GOODPUT}.ledger": Room((*FLOOR, TIMELINE, GOODPUT), never=(*RANK_NEVER, "threading", "time")),
-    PROBES: Room((*FLOOR, PROBES), others=("psutil", "pynvml")),
-    SIGNALS: Room((*FLOOR, ROOT, TIMELINE, GOODPUT, SIGNALS), others=("opentelemetry",)),
+    # The drivers' own modules, only where a driver is asked. Of the recording: where this user's files can be private.
+    PROBES: Room((*FLOOR, f"{RECORDING}.places", PROBES), others=("amdsmi", "psutil", "pynvml")),
+    SIGNALS: Room((*FLOOR, ROOT, TIMELINE, GOODPUT, f"{PROBES}.probe", SIGNALS), others=("opentelemetry",)),
     OTLP: Room((*FLOOR, ROOT, OTLP), others=("google.protobuf", "grpc", "opentelemetry", "requests")),
     RELAY: Room((*FLOOR, ROOT, RECORDING, LAUNCH, RELAY)),
     # In a rank whose user has asked for the SDK there: what the relay speaks with, and nothing else of the relay.

@@ -10,7 +10,7 @@ from trainspan import names, settings
 from trainspan.names import METRICS, Metric
 from trainspan.settings import VARIABLES, Settings, Variable
 
-UNITS = {"s", "By", "J", "W", "1"}
+UNITS = {"s", "By", "J", "W", "1", "Cel", "Hz", "g"}
 TABLES = {
     "spans": names.SPANS,
     "resource attributes": names.RESOURCE_ATTRIBUTES,
@@ -31,7 +31,7 @@ def test_metric_is_valid_on_the_wire(metric: Metric) -> None:
     """A backend drops or renames a metric that breaks OpenTelemetry's rules, and nobody is told."""
     annotation = re.fullmatch(r"\{[a-z_]+\}", metric.unit)
 
-    assert metric.instrument in {"histogram", "counter", "gauge"}
+    assert metric.instrument in {"histogram", "counter", "gauge", "updowncounter"}
     assert metric.unit in UNITS or annotation
     assert WIRE_NAME.fullmatch(metric.name)
     assert len(metric.name) <= 255

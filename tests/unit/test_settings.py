@@ -21,6 +21,7 @@ DEFAULTS = Settings(
     exception_message=False,
     device_share=None,
     checkpoint_path="hash",
+    carbon_g_per_kwh=None,
     launch_id=None,
     rank_pid=None,
 )
@@ -46,6 +47,8 @@ ACCEPTED: list[tuple[str, str, Any]] = [
     ("exception_message", "yes", True),
     ("checkpoint_path", "plain", "plain"),
     ("checkpoint_path", "omit", "omit"),
+    ("carbon_g_per_kwh", "380", 380.0),
+    ("carbon_g_per_kwh", "12.5", 12.5),
     ("launch_id", "20261121-090000-0a1b2c3d", "20261121-090000-0a1b2c3d"),
 ]
 REFUSED = [
@@ -53,6 +56,9 @@ REFUSED = [
     ("enabled", "enabled"),
     ("relay", "sidecar"),
     ("checkpoint_path", "yes"),
+    ("carbon_g_per_kwh", "-1"),
+    ("carbon_g_per_kwh", "nan"),
+    ("carbon_g_per_kwh", "0.4 kg"),
     ("relay", "OFF"),
     ("dir", "runs"),
     ("dir", "~/runs"),

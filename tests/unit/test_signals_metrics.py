@@ -7,12 +7,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.sdk.metrics.export import ExponentialHistogramDataPoint, HistogramDataPoint, Metric
+from opentelemetry.sdk.metrics.export import (
+    ExponentialHistogramDataPoint,
+    Gauge,
+    HistogramDataPoint,
+    Metric,
+    NumberDataPoint,
+    Sum,
+)
 from opentelemetry.sdk.resources import Resource
 
+from tests.unit.gpu_machines import Host
 from trainspan import names
 from trainspan.names import Phase
 from trainspan.relay.goodput.account import Account
+from trainspan.relay.probes.probe import Reading
 from trainspan.relay.signals.aggregates import (
     BOUNDS_S,
     MOST_EXPONENTIAL_BUCKETS,
@@ -90,7 +99,12 @@ def on_a_device(reading: RankReading) -> RankReading:
     """The same rank, with a device in use."""
     if reading.aggregates is not None:
         reading.aggregates.fold_device({Phase.FORWARD: 190 * MS})
-    return reading._replace(allocator=ALLOCATOR)
+    return reading._replace(allocator=ALLOCATOR, energy_j={"forward": 120.5, "backward": 230.0}, carbon_g=0.037)
+
+
+def gpus() -> list[Reading]:
+    """What a node with eight of them reads."""
+    return list(Host("h100x8").look(0).values())
 
 
 SAVE = Checkpoint("save", "blocking", True, 2 * S, 5 * S, "abc", 4096)
@@ -318,7 +332,9 @@ def test_every_declared_metric_is_sent_and_no_other(kind: type[ExplicitAggregate
     shared = StepAggregates(kind)
     rank = with_calls(with_checkpoints(on_a_device(reading_of(aggregates=shared))))
 
-    sent = metrics_of([rank], NodeReading(Resource({}), START, HEALTH, shared, {"failure": 2, "planned": 0}), NOW)
+    node = NodeReading(Resource({}), START, HEALTH, shared, {"failure": 2, "planned": 0}, gpus())
+
+    sent = metrics_of([rank], node, NOW)
 
     declared = {metric.name: metric for metric in names.METRICS}
     metrics = [metric for under in sent.resource_metrics for scope in under.scope_metrics for metric in scope.metrics]
@@ -326,9 +342,24 @@ def test_every_declared_metric_is_sent_and_no_other(kind: type[ExplicitAggregate
     for metric in metrics:
         row = declared[metric.name]
         assert (metric.unit, metric.description) == (row.unit, row.description)
-        instrument = {"Sum": "counter", "Gauge": "gauge"}.get(type(metric.data).__name__, "histogram")
+        instrument = {Sum: "counter", Gauge: "gauge"}.get(type(metric.data), "histogram")
+        if isinstance(metric.data, Sum) and not metric.data.is_monotonic:
+            instrument = "updowncounter"
         assert instrument == row.instrument
         assert {tuple(point.attributes or {}) for point in metric.data.data_points} == {row.attributes}
+
+
+def test_every_gpu_of_a_node_has_its_points() -> None:
+    """Two GPUs that share a series are one GPU that jumps."""
+    node = NodeReading(Resource({}), START, HEALTH, None, gpus=gpus())
+
+    metrics = {metric.name: metric for metric in node_metrics(node, NOW)}
+
+    points = [p for p in metrics["hw.power"].data.data_points if isinstance(p, NumberDataPoint)]
+    power = {str((p.attributes or {})["hw.name"]): p.value for p in points}
+    assert power == {f"GPU {n}": w for n, w in enumerate((652, 648, 655, 641, 650, 639, 658, 645))}
+    assert len(metrics["hw.status"].data.data_points) == 24
+    assert len({str(p.attributes) for m in metrics.values() for p in m.data.data_points}) >= 8 * 20
 
 
 def test_ranks_and_node_send_under_their_own_resource() -> None:

@@ -109,6 +109,7 @@ def test_a_summary_as_it_is_written() -> None:
                         (0, 30, 1_700_000_000_000_001_000, "first"),
                     )
                 ],
+                "energy_j": None,
                 "ending": {
                     "how": "closed",
                     "at_unix_ns": 1_700_000_000_100_000_000,

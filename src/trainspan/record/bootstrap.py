@@ -117,7 +117,12 @@ def _place_cuda_graph(marker: Marker, patches: Patches, step_ends: list[Callable
 def _await_device(recorder: Recorder, step_ends: list[Callable[[], None]]) -> None:
     """Watch the device once the script uses one: torch keeps such calls until then, and a CPU's steps cost nothing."""
 
+    def place_identity() -> None:
+        step_ended = _hook("device").install(os.environ, recorder.event)
+        step_ends.append(step_ended)
+
     def place_device() -> None:
+        _install_hook("device identity", place_identity)
         _install_hook("device_events", place_events)
         _install_hook(
             "allocator", lambda: step_ends.append(_hook("allocator").install(recorder.marker, recorder.event))

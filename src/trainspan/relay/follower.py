@@ -10,6 +10,7 @@ from trainspan.relay.device_times import DeviceTimes
 from trainspan.relay.goodput.account import Account
 from trainspan.relay.live_history import LiveHistory
 from trainspan.relay.otlp.resource import rank_resource
+from trainspan.relay.probes.matching import ToldDevice, told_device_of
 from trainspan.relay.signals.aggregates import StepAggregates
 from trainspan.relay.signals.contexts import RankSource
 from trainspan.relay.signals.metrics import RankReading
@@ -24,8 +25,10 @@ from trainspan.relay.timeline.steps import RankTimeline
 from trainspan.relay.timeline.told import Told, Value, attributes_of, told_of
 from trainspan.relay.timeline.validation import loop_of
 from trainspan.sampling import sampling_from
+from trainspan.settings import load
 
 _SETTLED_NS: Final = 5_000_000_000
+_J_PER_KWH: Final = 3.6e6
 _CHECKPOINT_STATES: Final = {"save": "checkpoint_save", "load": "checkpoint_load"}
 
 
@@ -53,6 +56,8 @@ class RankFollower:
         told_taken: how many somebody has taken.
         facts: what it trains, as attributes; empty before it has said so.
         started_ns: when it said so, until somebody takes it; None before and after that.
+        uses: the device it says it uses; None before it says so.
+        energy_j: of its GPU while it trained, by phase.
     """
 
     def __init__(self, reader: RecordingReader, environ: Mapping[str, str], aggregates: StepAggregates, *, own: bool):
@@ -83,6 +88,10 @@ class RankFollower:
         self._compiled: Mapping[str, int] = {}
         self._reducer: Mapping[str, int] = {}
         self._compiling: list[tuple[int, int]] = []  # monotonic, in order of what was told
+        self.uses: ToldDevice | None = None
+        self.energy_j: dict[Phase, float] = {}
+        self._told_energy_j = 0.0
+        self._carbon_g_per_kwh = load(environ)[0].carbon_g_per_kwh
         self._largest_save_bytes: int | None = None
         self._environ = environ
         self._aggregates = aggregates
@@ -150,9 +159,11 @@ class RankFollower:
 
     def read_metrics(self, now_ns: int, history: LiveHistory) -> RankReading | None:
         """What its metrics are made of; None once its end has been told."""
-        if self._reported_end:
+        total_j = sum(self.energy_j.values())
+        # The energy of its last moments becomes known after its end.
+        if self._reported_end and total_j == self._told_energy_j:
             return None
-        self._reported_end = self.end is not None
+        self._reported_end, self._told_energy_j = self.end is not None, total_j
         identity = self.source.identity
         said = history.of_rank(identity.rank, identity.attempt, self.source.unix_of(now_ns))
         return RankReading(
@@ -171,7 +182,19 @@ class RankFollower:
             self._skipped,
             self._compiled,
             self._reducer,
+            {phase.wire: joules for phase, joules in self.energy_j.items()},
+            total_j / _J_PER_KWH * self._carbon_g_per_kwh if total_j and self._carbon_g_per_kwh is not None else None,
         )
+
+    def charge_energy(self, by_phase: Mapping[Phase, float]) -> None:
+        """Take over joules of its GPU that are its own."""
+        for phase, joules in by_phase.items():
+            self.energy_j[phase] = self.energy_j.get(phase, 0.0) + joules
+        self.summary.energy_j = sum(self.energy_j.values())
+
+    def name_gpu(self, gpu: str) -> None:
+        """Take over the id of the GPU it uses."""
+        self.source = self.source._replace(gpu=gpu)
 
     def _take_event(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
@@ -181,6 +204,8 @@ class RankFollower:
             self.allocator = event
         elif kind == "out_of_memory":
             self.out_of_memory.append(event)
+        elif kind == "device":
+            self.uses = told_device_of(event) or self.uses
         elif kind == "place" and isinstance(event.get("attributes"), dict):
             place = {key: value for key, value in event["attributes"].items() if isinstance(value, str)}
             resource = rank_resource(self.source.identity, self._environ, place)

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,7 @@ from trainspan.recording.reader import RecordingReader
 from trainspan.relay.assembly import Assembly, Output
 from trainspan.relay.facts_of_run import RunLedger
 from trainspan.relay.follower import RankFollower
+from trainspan.relay.gpus import NodeGpus, is_here
 from trainspan.relay.otlp.outlet import Outlet
 from trainspan.relay.otlp.resource import node_resource
 from trainspan.relay.signals.aggregates import StepAggregates
@@ -26,7 +27,7 @@ from trainspan.relay.signals.metrics import (
     metrics_of,
 )
 from trainspan.relay.tail import Sighting
-from trainspan.relay.timeline.records import ProcessEnd
+from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.relay.timeline.summary import Summary
 from trainspan.role import Role
 from trainspan.sampling import sampling_from
@@ -54,12 +55,14 @@ class Pipeline:
         folder: the run folder.
         environ: the settings of trainspan and OpenTelemetry.
         log: told one line at a time what somebody should know.
+        gpus: of this node.
     """
 
-    def __init__(self, folder: Path, environ: Mapping[str, str], log: Callable[[str], None]):
+    def __init__(self, folder: Path, environ: Mapping[str, str], log: Callable[[str], None], gpus: NodeGpus):
         self._folder = folder
         self._environ = environ
         self._log = log
+        self._gpus = gpus
         # Which node this is, a rank knows and the launcher does not: both come with the first rank.
         self._node_rank = 0
         self._outlet: Outlet | None = None
@@ -100,6 +103,7 @@ class Pipeline:
         self._ledger.take(follower, steps, sighting.events, now_ns, more=sighting.more)
         follower.resume(self._ledger.history)
         phase_times_ns = follower.count(steps)
+        self._count_energy(follower, steps, now_ns)
         assembly.add_steps(follower, steps, phase_times_ns, now_ns, time.time_ns())
         live = sighting.ended is None and not sighting.more
         assembly.add_segments(follower, follower.over_segments(steps, now_ns, live=live))
@@ -141,6 +145,7 @@ class Pipeline:
         self._put_metrics(now_ns)
         self._remove_retired()
         self._write_summary()
+        self._gpus.close()
         return self._outlet is None or self._outlet.close(timeout_s)
 
     def _take_agent(self, sighting: Sighting) -> None:
@@ -191,8 +196,19 @@ class Pipeline:
                 self._finish(dying.follower, end, now_ns)
         self._dying = still_waiting
 
+    def _count_energy(self, follower: RankFollower, steps: Sequence[RankStep], now_ns: int) -> None:
+        rank = follower.summary.recording
+        if follower.uses is not None:
+            here = is_here(follower.source.identity.host)
+            gpu = self._gpus.use(rank, follower.uses, now_ns, same_host=here)
+            if gpu is not None:
+                follower.name_gpu(gpu)
+        self._gpus.count(rank, steps)
+
     def _finish(self, follower: RankFollower, end: ProcessEnd, now_ns: int) -> None:
         follower.finish(end)
+        self._gpus.count(follower.summary.recording, [follower.unfinished] if follower.unfinished else [])
+        self._gpus.end(follower.summary.recording, now_ns)
         self._ledger.end(follower, end)
         self._assembly_of(follower.source.identity).add_end(follower, now_ns, time.time_ns())
         self._retired.append(follower.reader)
@@ -208,6 +224,7 @@ class Pipeline:
 
     def _put_metrics(self, now_ns: int) -> None:
         history = self._ledger.history
+        self._charge_energy(now_ns)
         readings = [r for f in self._followers.values() if (r := f.read_metrics(now_ns, history)) is not None]
         if not self._followers or self._outlet is None:
             return
@@ -217,9 +234,17 @@ class Pipeline:
         shared = None if has_own_histograms(identity.world_size) else self._shared
         # One node speaks of the job.
         restarts = history.restarts() if self._node_rank == 0 else {}
-        node = NodeReading(resource, self._started_unix_ns, self._health, shared, restarts)
+        gpus = self._gpus.readings
+        node = NodeReading(resource, self._started_unix_ns, self._health, shared, restarts, gpus)
         self._outlet.put_metrics(metrics_of(readings, node, time.time_ns()))
         history.thin(time.time_ns())
+
+    def _charge_energy(self, now_ns: int) -> None:
+        self._gpus.look(now_ns)
+        charges = self._gpus.charges(now_ns)
+        for follower in self._followers.values():
+            if follower.summary.recording in charges:
+                follower.charge_energy(charges[follower.summary.recording])
 
     def _refresh_health(self, outlet: Outlet) -> None:
         health = self._health

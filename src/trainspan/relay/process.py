@@ -24,6 +24,7 @@ from trainspan.errors import SettingError
 from trainspan.recording import places
 from trainspan.recording.reader import Refusal
 from trainspan.relay.deathwatch import Deathwatch
+from trainspan.relay.gpus import no_gpus, node_gpus
 from trainspan.relay.pipeline import Pipeline
 from trainspan.relay.tail import Sighting, Tail
 
@@ -51,6 +52,7 @@ class Relay:
         run_folder: where to write; None: the folder of each recording's run in the state directory.
         environ: the settings of trainspan and OpenTelemetry.
         own: the one recording to serve, this process's own (relay thread).
+        live: whether the ranks run now, on this host or beside it: its GPUs are theirs.
     """
 
     def __init__(
@@ -60,6 +62,8 @@ class Relay:
         environ: Mapping[str, str],
         own: Path | None = None,
         clock: Clock | None = None,
+        *,
+        live: bool = True,
     ):
         self._environ = environ
         self._settings, problems = settings.load(environ)
@@ -69,6 +73,7 @@ class Relay:
         self._clock = clock or SystemClock()
         self._tail = Tail(recording_dir, _report_refusal, own)
         self._own = own is not None
+        self._live = live
         # A process does not wait for its own end, and a clock that is not the system's keeps its own time.
         self._deathwatch = Deathwatch() if own is None and clock is None else None
         self._pipelines: dict[str, Pipeline] = {}
@@ -123,7 +128,8 @@ class Relay:
         if run not in self._pipelines:
             state = settings.state_dir(self._settings, self._environ)
             folder = places.make_private(self._run_folder or places.run_folder(state, run))
-            self._pipelines[run] = Pipeline(folder, self._environ, log)
+            gpus = node_gpus(self._environ, log) if self._live else no_gpus()
+            self._pipelines[run] = Pipeline(folder, self._environ, log, gpus)
         if not self._pipelines[run].knows(sighting.reader):
             self.recordings += 1
         return self._pipelines[run]
@@ -222,7 +228,7 @@ def fold_recordings(run_folder: Path, environ: Mapping[str, str]) -> int:
         descriptor = launch.take_lock(recording_dir)
         if descriptor is None:
             continue
-        relay = Relay(recording_dir, run_folder, environ)
+        relay = Relay(recording_dir, run_folder, environ, live=False)
         relay.look()
         relay.close()
         folded += relay.recordings

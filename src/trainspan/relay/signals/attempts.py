@@ -171,6 +171,8 @@ def _process(
     root = attempt_context(source.identity, is_remote=source.identity.rank != 0)
     times_ns = (start_ns, end.at_ns)
     attributes: dict[str, Value] = {**facts, names.END_REASON: end.reason}
+    if source.gpu is not None:
+        attributes[names.HW_ID] = source.gpu
     return _span(source, names.SPAN_PROCESS, _below(source), root, times_ns, attributes, status)
 
 

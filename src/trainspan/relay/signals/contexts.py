@@ -20,11 +20,12 @@ _FLAGS: Final = TraceFlags(0x03)
 
 
 class RankSource(NamedTuple):
-    """One recorded rank: who it is, its clock, and the resource its telemetry carries."""
+    """One recorded rank: who it is, its clock, the resource its telemetry carries, and the GPU it uses, if known."""
 
     identity: Identity
     anchor: Anchor
     resource: Resource
+    gpu: str | None = None
 
     def unix_of(self, monotonic_ns: int) -> int:
         """Unix time in ns of a monotonic time of this rank."""

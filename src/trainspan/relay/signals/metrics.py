@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from opentelemetry.sdk.metrics.export import (
-    AggregationTemporality,
     ExponentialHistogram,
     ExponentialHistogramDataPoint,
-    Gauge,
     Histogram,
     HistogramDataPoint,
     Metric,
@@ -22,13 +20,13 @@ from opentelemetry.sdk.metrics.export import (
     NumberDataPoint,
     ResourceMetrics,
     ScopeMetrics,
-    Sum,
 )
 from opentelemetry.sdk.resources import Resource
 
 from trainspan import names
 from trainspan.names import Phase
 from trainspan.relay.goodput.account import Account
+from trainspan.relay.probes.probe import Reading
 from trainspan.relay.signals.aggregates import (
     NS_PER_S,
     Aggregate,
@@ -39,6 +37,8 @@ from trainspan.relay.signals.aggregates import (
     size_point,
 )
 from trainspan.relay.signals.contexts import SCOPE
+from trainspan.relay.signals.devices import device_metrics
+from trainspan.relay.signals.numbers import CUMULATIVE, number_metric
 from trainspan.settings import Problem
 
 VARIABLE: Final = "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION"
@@ -49,7 +49,6 @@ _KINDS: Final[Mapping[str, Callable[[], Aggregate]]] = {
     "explicit_bucket_histogram": ExplicitAggregate,
     "base2_exponential_bucket_histogram": ExponentialAggregate,
 }
-_CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 _DDP_PARTS: Final = {
     part: f"{part}_ns" for part in ("forward_compute", "backward_compute", "backward_comm", "backward_overlap")
 }
@@ -104,6 +103,8 @@ class RankReading(NamedTuple):
     `checkpoint_bytes`: of the largest file of a checkpoint it saved; None before one.
     `skipped`: steps whose optimizer a gradient scaler skipped.
     `compiled`: what the compiler has counted; `reducer`: what DDP's reducer has measured; empty: nothing.
+    `energy_j`: of its GPU while it trained, by phase; empty: not known.
+    `carbon_g`: what that amounts to; None: no estimate is wished, or there is no energy.
     """
 
     resource: Resource
@@ -121,6 +122,8 @@ class RankReading(NamedTuple):
     skipped: int = 0
     compiled: Mapping[str, int] = {}
     reducer: Mapping[str, int] = {}
+    energy_j: Mapping[str, float] = {}
+    carbon_g: float | None = None
 
 
 class NodeReading(NamedTuple):
@@ -129,6 +132,7 @@ class NodeReading(NamedTuple):
     `start_unix_ns`: when the relay began.
     `aggregates`: those its ranks share; None if each has its own.
     `restarts`: of the run so far, by reason; empty where another node tells them.
+    `gpus`: what was read of those this relay speaks for.
     """
 
     resource: Resource
@@ -136,6 +140,7 @@ class NodeReading(NamedTuple):
     health: Health
     aggregates: StepAggregates | None
     restarts: Mapping[str, int] = {}
+    gpus: Sequence[Reading] = ()
 
 
 def metrics_of(ranks: Sequence[RankReading], node: NodeReading, time_unix_ns: int) -> MetricsData:
@@ -171,6 +176,8 @@ def rank_metrics(rank: RankReading, time_unix_ns: int) -> list[Metric]:
         *_compiled(rank.compiled, span),
         *_reducer(rank.reducer, span),
         *_allocator(rank.allocator, span),
+        *_numbers(names.ENERGY, rank.energy_j, span),
+        *_numbers(names.CARBON, {None: rank.carbon_g}, span),
     ]
 
 
@@ -192,6 +199,7 @@ def node_metrics(node: NodeReading, time_unix_ns: int) -> list[Metric]:
         *_numbers(names.SPOOL_SIZE, health.spool_bytes, span),
         *_numbers(names.SPOOL_DROPPED, health.spool_dropped, span),
         *_numbers(names.RELAY_CPU, {None: health.cpu_s}, span),
+        *device_metrics(node.gpus, span),
     ]
 
 
@@ -267,7 +275,7 @@ def _histogram(metric: names.Metric, points: Sequence[Point | None]) -> list[Met
     """`metric` as its points have it; nothing without points."""
     explicit = [point for point in points if isinstance(point, HistogramDataPoint)]
     exponential = [point for point in points if isinstance(point, ExponentialHistogramDataPoint)]
-    kinds = (Histogram(explicit, _CUMULATIVE), ExponentialHistogram(exponential, _CUMULATIVE))
+    kinds = (Histogram(explicit, CUMULATIVE), ExponentialHistogram(exponential, CUMULATIVE))
     return [Metric(metric.name, metric.description, metric.unit, kind) for kind in kinds if kind.data_points]
 
 
@@ -280,14 +288,4 @@ def _numbers(
         for key, value in values.items()
         if value is not None
     ]
-    if not points:
-        return []
-    counts = metric.instrument == "counter"
-    return [
-        Metric(
-            metric.name,
-            metric.description,
-            metric.unit,
-            Sum(points, _CUMULATIVE, is_monotonic=True) if counts else Gauge(points),
-        )
-    ]
+    return number_metric(metric, points)

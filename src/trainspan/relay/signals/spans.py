@@ -149,6 +149,8 @@ def _rank_step(part: RankPart, because: str, left_out: int, root: SpanContext) -
     }
     if end is not None:
         attributes[names.END_REASON] = end.reason
+    if source.gpu is not None:
+        attributes[names.HW_ID] = source.gpu
     if device is not None:
         attributes[names.DEVICE_DURATION] = device.duration_ns / NS_PER_S
     if step.skipped:

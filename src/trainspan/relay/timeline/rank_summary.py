@@ -88,6 +88,7 @@ class RankSummary:
         states_ns: the account of its wall clock; `elapsed_ns` is what it adds up to.
         marks_lost: marks overwritten before they were read; steps are missing when there are any.
         ending: how it stands, or ended.
+        energy_j: of its GPU while it trained; None: not known.
     """
 
     def __init__(self, recording: str, identity: Identity, process_start_unix_ns: int):
@@ -104,6 +105,7 @@ class RankSummary:
         self.states_ns: dict[str, int] = {}
         self.marks_lost = 0
         self.ending = Ending("running")
+        self.energy_j: float | None = None
         self._slowest: list[SlowStep] = []
 
     def add(self, step: RankStep, phase_times_ns: Sequence[int], anchor: Anchor, sampled: str | None = None) -> None:
@@ -174,6 +176,7 @@ class RankSummary:
             "states_ns": self.states_ns,
             "slowest": slowest,
             "ending": self.ending._asdict(),
+            "energy_j": self.energy_j,
         }
 
     @classmethod
@@ -191,6 +194,8 @@ class RankSummary:
         rank.states_ns = {state: field(states_ns, state, int) for state in states_ns}
         for index, step in enumerate(field(written, "slowest", list)):
             rank._remember(read_at(f"slowest[{index}]", SlowStep.from_json, step))
+        if "energy_j" in written:  # summaries from before it was measured have none
+            rank.energy_j = optional(written, "energy_j", float)
         rank.ending = read_at("ending", Ending.from_json, field(written, "ending", dict))
         return rank
 

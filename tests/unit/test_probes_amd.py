@@ -1,0 +1,99 @@
+"""AMD's GPUs come through the same interface, in the same names and units."""
+
+from collections import Counter
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.gpu_machines import RECORDED, S
+from trainspan.relay.probes.amd import AmdSmiProbe, load_where_there_is_a_driver
+from trainspan.relay.probes.probe import Gpu, Reading
+from trainspan.testing.fake_amdsmi import ERRORS, FakeAmdSmi
+
+MACHINE: Path = RECORDED.parent / "amdsmi" / "mi300x.json"
+
+
+def look(probe: AmdSmiProbe, seconds: float) -> list[Reading]:
+    """What a collection gives."""
+    readings = [probe.read(gpu, round(seconds * S)) for gpu in probe.gpus(round(seconds * S))]
+    return [reading for reading in readings if reading is not None]
+
+
+def test_a_gpu_of_amd_is_read() -> None:
+    """A fleet of two makers has one dashboard."""
+    now = [0.0]
+    smi = FakeAmdSmi.from_file(MACHINE, seconds=lambda: now[0])
+    probe = AmdSmiProbe(load=lambda: smi)
+    look(probe, 0)
+    now[0] = 40
+
+    reading, _ = look(probe, 40)
+
+    assert reading.gpu == Gpu(
+        "abff74a1-0000-1000-80c2-6d1e0ee7d9bd", 0, "AMD Instinct MI300X", "AMD", "0000:0c:00.0", driver="6.12.12"
+    )
+    values = {(s.metric.name, *s.attributes.values()): round(s.value, 6) for s in reading.samples}
+    assert values.pop(("hw.energy",)) == round(40 * 46797386 * 15.2587890625e-6, 6)
+    assert values == {
+        ("hw.gpu.utilization", "general"): 0.96,
+        ("hw.gpu.utilization", "memory_controller"): 0.44,
+        ("hw.gpu.memory.usage",): 151203 << 20,
+        ("hw.gpu.memory.limit",): 196592 << 20,
+        ("hw.gpu.memory.utilization",): round(151203 / 196592, 6),
+        ("hw.power",): 714,
+        ("hw.temperature", "gpu"): 71,
+        ("hw.temperature", "memory"): 64,
+        ("hw.gpu.speed", "sm"): 2.107e9,
+        ("hw.gpu.speed", "memory"): 1.3e9,
+        ("hw.errors", "corrected"): 3,
+        ("hw.errors", "uncorrected"): 0,
+        ("hw.status", "ok"): 1,
+        ("hw.status", "degraded"): 0,
+        ("hw.status", "failed"): 0,
+    }
+    assert (round(reading.energy_j or 0), reading.power_w) == (28563, 714)
+
+
+def test_what_a_card_has_not_is_asked_once() -> None:
+    """`N/A`, an error, a missing sensor: fewer points, and one message where a permission is missing."""
+    smi = FakeAmdSmi.from_file(MACHINE, seconds=lambda: 0.0)
+    said: list[str] = []
+    probe = AmdSmiProbe(lambda cause, _: said.append(cause), load=lambda: smi)
+    look(probe, 0)
+    smi.calls.clear()
+
+    _, other = look(probe, 10)
+
+    assert (other.energy_j, other.power_w) == (None, 138)
+    assert probe.unsupported(other.gpu) == ("energy", "errors", "memory temperature")
+    assert smi.calls["amdsmi_get_energy_count"] == 1
+    assert said == ["amdsmi.errors"]
+
+
+def test_most_hosts_have_no_amd() -> None:
+    """The module prints and raises a KeyError where its library is missing, so it is not even imported there."""
+    probe = AmdSmiProbe(load=load_where_there_is_a_driver)
+
+    assert list(probe.gpus(0)) == []
+    assert probe.why_none() is None
+
+
+@given(st.lists(st.none() | st.sampled_from(sorted(ERRORS.values())), max_size=200), st.integers(1, 20))
+def test_no_error_of_any_call_at_any_time_gets_out(errors: list[int | None], every: int) -> None:
+    """As with NVIDIA's."""
+    rest = iter(errors)
+    calls = Counter[str]()
+    now = [0.0]
+
+    def fails(call: str) -> int | None:
+        calls[call] += 1
+        return next(rest, None) if calls.total() % every == 0 else None
+
+    smi = FakeAmdSmi.from_file(MACHINE, seconds=lambda: now[0], fails=fails)
+    probe = AmdSmiProbe(lambda *_: None, load=lambda: smi)
+
+    for now[0] in (0.0, 5.0, 61.0, 130.0):
+        for reading in look(probe, now[0]):
+            assert all(sample.value >= 0 for sample in reading.samples)
+    probe.close()

@@ -1,0 +1,280 @@
+"""NVIDIA's driver is asked for what it has, once a reading, and whatever it answers nothing breaks."""
+
+import inspect
+from collections import Counter
+
+import pynvml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.gpu_machines import Host, S, value_of
+from trainspan import names
+from trainspan.relay.probes.nvml import NvmlProbe
+from trainspan.testing import fake_nvml
+from trainspan.testing.fake_nvml import ERRORS, FakeNvml
+
+
+def test_fake_is_like_the_module() -> None:
+    """A fake with other names, numbers or arguments than NVIDIA's would prove nothing."""
+    functions = {name: member for name, member in vars(FakeNvml).items() if name.startswith("nvml")}
+
+    constants = {name: getattr(pynvml, name) for name in fake_nvml.CONSTANTS}
+    errors = {name: getattr(pynvml, f"NVML_ERROR_{name}") for name in ERRORS}
+    taken = {name: list(inspect.signature(member).parameters)[1:] for name, member in functions.items()}
+
+    assert constants == fake_nvml.CONSTANTS
+    assert errors == ERRORS
+    assert taken == {name: list(inspect.signature(getattr(pynvml, name)).parameters) for name in taken}
+    assert isinstance(fake_nvml.NVMLError(15), fake_nvml.FakeNvml.NVMLError)
+    assert type(fake_nvml.NVMLError(15)).__name__ == type(pynvml.NVMLError(15)).__name__
+
+
+def test_eight_gpus_are_read() -> None:
+    """Every quantity of the issue, in the unit of the semantic conventions."""
+    host = Host("h100x8")
+
+    first, second = host.look(0), host.look(10)
+
+    gpu, *others = second
+    assert len(others) == 7
+    assert gpu.attributes() == {
+        "hw.id": "GPU-55c4c5fd-deba-e3ab-208e-3f4ea921bff5",
+        "hw.type": "gpu",
+        "hw.name": "GPU 0",
+        "hw.model": "NVIDIA H100 80GB HBM3",
+        "hw.vendor": "NVIDIA",
+        "hw.driver_version": "550.90.07",
+    }
+    assert gpu.pci == "0000:18:00.0"
+    assert first[gpu].energy_j == 0
+    reading = second[gpu]
+    assert (reading.energy_j, reading.power_w) == (6520, 652)
+    expected: dict[tuple[str, ...], float] = {
+        ("hw.gpu.utilization", "general"): 0.98,
+        ("hw.gpu.utilization", "memory_controller"): 0.39,
+        ("hw.gpu.utilization", "encoder"): 0,
+        ("hw.gpu.utilization", "decoder"): 0,
+        ("hw.gpu.memory.usage",): 70211 << 20,
+        ("hw.gpu.memory.limit",): 81559 << 20,
+        ("hw.gpu.memory.utilization",): 70211 / 81559,
+        ("hw.power",): 652,
+        ("hw.energy",): 6520,
+        ("hw.temperature", "gpu"): 58,
+        ("hw.temperature", "memory"): 67,
+        ("hw.gpu.speed", "sm"): 1.755e9,
+        ("hw.gpu.speed", "memory"): 2.619e9,
+        **{("hw.gpu.throttled", reason): 0 for reason in ("sw_thermal", "hw_slowdown", "hw_thermal")},
+        **{("hw.gpu.throttled", reason): 0 for reason in ("hw_power_brake", "sync_boost")},
+        ("hw.gpu.throttled", "sw_power_cap"): 1,
+        ("hw.errors", "corrected"): 0,
+        ("hw.errors", "uncorrected"): 0,
+        ("hw.status", "ok"): 1,
+        ("hw.status", "degraded"): 0,
+        ("hw.status", "failed"): 0,
+        ("hw.gpu.io", "pcie", "transmit"): 210_000_000,
+        ("hw.gpu.io", "pcie", "receive"): 340_000_000,
+        ("hw.gpu.io", "nvlink", "transmit"): 1_700_000_000 * 1024,
+        ("hw.gpu.io", "nvlink", "receive"): 1_700_000_000 * 1024,
+    }
+    assert {(s.metric.name, *s.attributes.values()): s.value for s in reading.samples} == expected
+    assert host.said == []
+
+
+def test_nothing_expensive_is_called() -> None:
+    """A list of processes takes milliseconds, with the driver's lock held for which whoever launches a kernel waits."""
+    host = Host("h100x8")
+    host.look(0)
+    host.nvml.calls.clear()
+
+    host.look(60)
+
+    per_gpu = Counter({name: calls for name, calls in host.nvml.calls.items() if calls in {8, 16}})
+    assert sum(per_gpu.values()) <= 8 * 16
+    assert host.nvml.calls - per_gpu == Counter({"nvmlEventSetWait_v2": 1})
+    assert not any("Process" in name or name == "nvmlDeviceGetPcieThroughput" for name in host.nvml.calls)
+
+
+def test_a_mig_instance_is_a_part_of_its_gpu() -> None:
+    """Memory is an instance's own; power and energy are the whole GPU's, and must not be counted once for each part."""
+    host = Host("mig")
+
+    readings = host.look(0)
+
+    gpu, one, other, plain = readings
+    assert [g.parent for g in (gpu, one, other, plain)] == [None, gpu.id, gpu.id, None]
+    assert one.id.startswith("MIG-")
+    assert one.attributes()["hw.parent"] == gpu.id
+    assert one.pci == gpu.pci
+    assert {sample.metric for sample in readings[one].samples} == {
+        names.HW_GPU_MEMORY_USAGE,
+        names.HW_GPU_MEMORY_LIMIT,
+        names.HW_GPU_MEMORY_UTILIZATION,
+    }
+    assert readings[one].energy_j is None
+    assert readings[gpu].energy_j == 0
+    assert value_of(readings[gpu], "hw.gpu.utilization", "general") is None
+    assert host.said == []
+
+
+def test_an_old_card_is_asked_once_for_what_it_has_not() -> None:
+    """A call that always fails is a cost without end, and a message without end."""
+    host = Host("old_card")
+    host.look(0)
+    host.nvml.calls.clear()
+
+    (reading,) = host.look(5).values()
+
+    assert host.nvml.calls["nvmlDeviceGetTotalEnergyConsumption"] == 0
+    assert host.nvml.calls["nvmlDeviceGetCurrentClocksEventReasons"] == 0
+    assert value_of(reading, "hw.gpu.throttled", "sw_power_cap") == 0
+    assert (reading.energy_j, reading.power_w) == (None, 178)
+    assert host.probe.unsupported(reading.gpu) == ("energy",)
+    assert host.said == []
+
+
+def test_a_gpu_that_falls_off_the_bus_has_failed_and_the_others_go_on() -> None:
+    """The machine to be drained is the one whose GPU says nothing any more, so that must be said for it."""
+    host = Host("falls_off_bus")
+
+    before, after, later = host.look(11), host.look(13), host.look(14)
+
+    sound, lost = before
+    assert value_of(before[lost], "hw.status", "ok") == 1
+    assert {(s.metric.name, *s.attributes.values()): s.value for s in after[lost].samples} == {
+        ("hw.errors", "xid_79"): 1,
+        ("hw.status", "ok"): 0,
+        ("hw.status", "degraded"): 0,
+        ("hw.status", "failed"): 1,
+    }
+    assert later[lost].samples == after[lost].samples
+    assert len(later[sound].samples) == len(before[sound].samples)
+    assert [cause for cause, _ in host.said] == [f"nvml.lost.{lost.id}"]
+
+
+def test_a_lost_gpu_that_is_back_is_read_again() -> None:
+    """A reset brings it back while the job goes on, or the next one begins; nobody restarts the relay for it."""
+    host = Host("falls_off_bus")
+    host.nvml._devices[1].recorded["whole"].append([30, None])
+    host.look(0)
+
+    readings = [host.look(seconds) for seconds in (13, 31, 59, 61)]
+
+    states = [value_of(list(reading.values())[1], "hw.status", "ok") for reading in readings]
+    assert states == [0, 0, 0, 1]
+    assert host.nvml.calls["nvmlInit"] == 2
+    # Its counter went on while nobody could read it.
+    assert list(readings[-1].values())[1].energy_j == 61 * 648
+
+
+def test_a_reloaded_driver_does_not_turn_the_energy_back() -> None:
+    """Its counter begins anew; a counter on the wire must not, or a rate becomes nonsense."""
+    host = Host("h100x8")
+    counter = {"from": 0, "per_s": 652_000}
+    answers = host.nvml._devices[0].recorded["answers"]
+    answers["nvmlDeviceGetTotalEnergyConsumption"] = [[0, {"from": 9e9, "per_s": 652_000}], [10, counter]]
+
+    energies = [next(iter(host.look(seconds).values())).energy_j for seconds in (0, 5, 11, 12)]
+
+    assert energies == [0, 5 * 652, 5 * 652, 6 * 652]
+
+
+def test_a_host_without_a_driver_is_asked_once_a_minute() -> None:
+    """Most machines have no GPU: they need no message, and no second library search a second later."""
+    host = Host("h100x8")
+    host.nvml._machine["init"] = {"error": "LIBRARY_NOT_FOUND"}
+
+    readings = [host.look(seconds) for seconds in (0, 1, 30, 59, 60, 61)]
+
+    assert readings == [{}] * 6
+    assert host.nvml.calls["nvmlInit"] == 2
+    assert host.probe.why_none() == "LIBRARY_NOT_FOUND"
+    assert host.said == []
+
+
+def test_a_driver_that_comes_is_found_and_one_that_goes_is_said_once() -> None:
+    """A node is handed over while its driver still loads, and upgraded while a daemon's relay stays."""
+    host = Host("h100x8")
+    host.nvml._machine["init"] = [[0, {"error": "DRIVER_NOT_LOADED"}], [50, None], [70, {"error": "DRIVER_NOT_LOADED"}]]
+    gone = [[0, None], [70, {"error": "UNINITIALIZED"}]]
+    host.nvml._devices[0].recorded["whole"] = gone
+
+    found = [len(host.look(seconds)) for seconds in (0, 55, 60, 71, 100, 131, 200)]
+
+    assert found == [0, 0, 8, 0, 0, 0, 0]
+    assert [cause for cause, _ in host.said] == ["nvml"] * 4  # `warn_once` says it once
+
+
+def test_what_may_not_be_read_is_left_out_with_one_message() -> None:
+    """In a container some counters belong to the administrator; the rest does not."""
+    power = ERRORS["NO_PERMISSION"]
+    host = Host("h100x8", lambda call: power if call == "nvmlDeviceGetPowerUsage" else None)
+    host.look(0)
+
+    readings = host.look(5)
+
+    assert {value_of(reading, "hw.power") for reading in readings.values()} == {None}
+    assert {reading.energy_j for reading in readings.values()} == {
+        5.0 * w for w in (652, 648, 655, 641, 650, 639, 658, 645)
+    }
+    assert {cause for cause, _ in host.said} == {"nvml.permission.power"}
+    assert host.nvml.calls["nvmlDeviceGetPowerUsage"] == 8
+
+
+def test_a_relay_without_pynvml_says_how_to_get_it() -> None:
+    """The dependency can be left out; then `doctor` and the relay must know why there is nothing."""
+
+    def load() -> None:
+        raise ModuleNotFoundError("No module named 'pynvml'")
+
+    probe = NvmlProbe(load=load)
+
+    assert probe.gpus(0) == []
+    assert probe.why_none() == "the module pynvml is not installed: pip install nvidia-ml-py"
+
+
+def test_an_old_pynvml_lacks_calls() -> None:
+    """A cluster pins it; what it does not know is left out, with nothing said."""
+
+    class Old(FakeNvml):
+        nvmlDeviceGetRemappedRows = property()  # noqa: N815
+        nvmlDeviceGetFieldValues = property()  # noqa: N815
+
+    host = Host("h100x8")
+    old = Old(host.nvml._machine, seconds=lambda: 0.0)
+    probe = NvmlProbe(lambda *said: host.said.append(said), lambda: old)
+
+    readings = [probe.read(gpu, 0) for gpu in probe.gpus(0)]
+
+    assert [reading and len(reading.samples) for reading in readings] == [23] * 8
+    assert host.said == []
+
+
+@given(
+    st.sampled_from(["h100x8", "mig", "old_card", "falls_off_bus"]),
+    st.lists(st.none() | st.sampled_from(sorted(ERRORS.values())), max_size=400),
+    st.integers(1, 40),
+)
+def test_no_error_of_any_call_at_any_time_gets_out(machine: str, errors: list[int | None], every: int) -> None:
+    """A driver in trouble is when the telemetry is needed, and it must not take the relay along."""
+    rest = iter(errors)
+    calls = Counter[str]()
+
+    def fails(call: str) -> int | None:
+        calls[call] += 1
+        return next(rest, None) if calls.total() % every == 0 else None
+
+    host = Host(machine, fails)
+
+    looks = [host.look(seconds) for seconds in (0, 1, 5, 20, 61, 70, 130, 200)]
+    host.probe.close()
+
+    energies: dict[str, float] = {}
+    for readings in looks:
+        for gpu, reading in readings.items():
+            if reading.energy_j is not None:
+                assert reading.energy_j >= energies.get(gpu.id, 0)
+                energies[gpu.id] = reading.energy_j
+            assert reading.energy_j is None or reading.energy_j <= 660 * host.seconds
+            assert all(sample.value >= 0 for sample in reading.samples)
+            assert len({(s.metric, *s.attributes.items()) for s in reading.samples}) == len(reading.samples)
+    assert host.now_ns == 200 * S
