@@ -1,0 +1,48 @@
+"""Trains on the CPU for a while, on a torch that says it uses a GPU. Arguments: SECONDS STEP_S.
+
+The last line is how long it trained.
+"""
+
+import gc
+import json
+import os
+import sys
+import time
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+
+def pretend() -> None:
+    """What torch says once a device is in use: the one of this process's local rank, of an older kind of torch."""
+    torch.cuda.is_initialized = lambda: True
+    torch.cuda.current_device = lambda: int(os.environ.get("LOCAL_RANK", "0"))
+    torch.cuda.get_device_properties = lambda _: SimpleNamespace(name="NVIDIA H100 80GB HBM3")
+    torch.cuda.memory_stats = dict
+    for call, _ in torch.cuda._queued_calls:
+        if "trainspan" in call.__module__:
+            call()
+
+
+def main() -> None:
+    """Train until the time is over."""
+    torch.set_num_threads(1)
+    pretend()
+    model = nn.Linear(32, 32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    begun_s = time.monotonic()
+    while time.monotonic() < begun_s + float(sys.argv[1]):
+        loss = model(torch.randn(8, 32)).square().mean()
+        time.sleep(float(sys.argv[2]))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    trained_s = time.monotonic() - begun_s
+    # One write, its end included: two ranks print at the same time.
+    sys.stdout.write(json.dumps({"rank": int(os.environ.get("RANK", "0")), "trained_s": trained_s}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
+    gc.collect()

@@ -1,0 +1,124 @@
+"""The GPUs of a node in a real relay: the right ones, once, with the energy of the work."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.integration.machines import recorded_gpus
+from tests.integration.relayed import Ended, SpanSeen, latest_numbers, spans_of, train, wait_for_relay
+from trainspan.testing.otlp_sink import OtlpSink, attributes_of
+
+SECONDS = 6
+WATTS = (652, 648, 655, 641, 650, 639, 658, 645)
+
+
+class Seen(NamedTuple):
+    """What came of a run: two ranks, which CUDA shows the GPUs 5 and 2 of eight."""
+
+    ended: Ended
+    sink: OtlpSink
+    folder: Path
+    ids: list[str]
+
+    def spans(self, name: str) -> list[SpanSeen]:
+        """Those of one name."""
+        return [span for span in spans_of(self.sink) if span.name == name]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """Two ranks under torchrun, on a machine of eight recorded GPUs."""
+    state = tmp_path_factory.mktemp("gpus")
+    gpus = recorded_gpus(state / "modules", "h100x8")
+    ids = [device["uuid"] for device in json.loads(Path(gpus["RECORDED_MACHINE"]).read_text())["devices"]]
+    environ = {
+        **gpus,
+        "CUDA_VISIBLE_DEVICES": "5,2",
+        "TRAINSPAN_DEVICE_SHARE": "0",
+        "TRAINSPAN_CARBON_G_PER_KWH": "400",
+        "OTEL_METRIC_EXPORT_INTERVAL": "500",
+    }
+    with OtlpSink() as sink:
+        ended = train(
+            *("pretended_gpu.py", str(SECONDS), "0.02"), state=state, environ={**sink.environ, **environ}, ranks=2
+        )
+        folder = wait_for_relay(state)
+    assert ended.exit_code == 0, ended.stderr
+    return Seen(ended, sink, folder, ids)
+
+
+def test_every_gpu_of_the_node_is_there_once(seen: Seen) -> None:
+    """Two ranks and eight GPUs are eight series; and they belong to the node, not to a rank."""
+    resources = [item.resource for item in seen.sink.metrics() if item.item.name == "hw.power"]
+
+    watts = {attributes["hw.id"]: value for attributes, value in _latest(seen, "hw.power")}
+
+    assert watts == dict(zip(seen.ids, WATTS, strict=True))
+    assert all("training.rank" not in resource and "training.node_rank" in resource for resource in resources)
+
+
+def test_readings_are_a_second_apart(seen: Seen) -> None:
+    """The driver's lock is the launches' lock: an export twice a second must not ask twice a second."""
+    energies = [
+        point.as_double
+        for item in seen.sink.metrics()
+        if item.item.name == "hw.energy"
+        for point in item.item.sum.data_points
+        if attributes_of(point.attributes)["hw.id"] == seen.ids[0]
+    ]
+
+    risen = [later - earlier for earlier, later in pairwise(energies) if later > earlier]
+
+    assert len(energies) > len(risen) + 1
+    # The recorded counter is refreshed ten times a second.
+    assert all(joules >= 0.9 * WATTS[0] for joules in risen)
+
+
+def test_a_ranks_spans_name_its_gpu(seen: Seen) -> None:
+    """From a slow step to the temperature of the GPU it ran on is one click, or an evening."""
+    of_ranks = {(span.attributes["training.rank"], span.attributes.get("hw.id")) for span in _late_steps(seen)}
+    of_processes = {
+        (span.attributes["training.rank"], span.attributes["hw.id"]) for span in seen.spans("training.process")
+    }
+
+    assert of_processes == {(0, seen.ids[5]), (1, seen.ids[2])}
+    assert of_ranks == of_processes
+
+
+def _late_steps(seen: Seen) -> list[SpanSeen]:
+    """Those after the first, at whose end a rank tells what it uses."""
+    return [span for span in seen.spans("training.rank_step") if span.attributes["training.step"] > 0]
+
+
+def test_the_energy_of_each_gpu_is_charged_to_its_rank(seen: Seen) -> None:
+    """Watts times the time it trained, by phase; not what was drawn before, and not that of the six idle GPUs."""
+    energy = latest_numbers(seen.sink, "training.energy")
+    carbon = latest_numbers(seen.sink, "training.carbon")
+    trained_s = {line["rank"]: line["trained_s"] for line in seen.ended.lines}
+
+    for rank, watts in ((0, 639), (1, 655)):
+        joules = sum(value for (of, _), value in energy.items() if of == rank)
+        assert 0.5 * watts * trained_s[rank] < joules <= 1.02 * watts * trained_s[rank]
+        # It sleeps in `other`, between forward and backward.
+        assert energy[(rank, "other")] > 0.5 * joules
+        assert energy[(rank, "backward")] > 0
+        assert carbon[(rank,)] == pytest.approx(joules / 3.6e6 * 400)
+
+
+def test_the_run_folder_knows_the_energy(seen: Seen) -> None:
+    """The report is made from it, without a backend."""
+    energy = latest_numbers(seen.sink, "training.energy")
+
+    summary = json.loads((seen.folder / "summary.json").read_text())
+
+    joules = [sum(value for (of, _), value in energy.items() if of == rank) for rank in (0, 1)]
+    assert [rank["energy_j"] for rank in summary["ranks"]] == pytest.approx(joules)
+
+
+def _latest(seen: Seen, metric: str) -> list[tuple[dict[str, Any], float]]:
+    """(attributes, value) of every point of the last export of a gauge."""
+    last = [item.item for item in seen.sink.metrics() if item.item.name == metric][-1]
+    return [(attributes_of(point.attributes), point.as_double or point.as_int) for point in last.gauge.data_points]

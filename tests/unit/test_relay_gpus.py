@@ -1,0 +1,133 @@
+"""What a relay makes of the GPUs of its node and of what its ranks say they use."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.unit.gpu_machines import Host, S
+from trainspan.names import Phase
+from trainspan.relay.gpus import NodeGpus
+from trainspan.relay.probes.matching import ToldDevice
+from trainspan.relay.probes.ownership import Ownership
+from trainspan.relay.probes.probe import Gpu
+from trainspan.relay.timeline.records import RankStep
+from trainspan.testing.builders import rank_step
+
+
+def node(host: Host, directory: Path | None = None) -> NodeGpus:
+    """A relay on that host."""
+
+    def complain(cause: str, message: str) -> None:
+        host.said.append((cause, message))
+
+    return NodeGpus([host.probe], Ownership(directory, complain), complain)
+
+
+def told(gpu: Gpu) -> ToldDevice:
+    """What a rank on that GPU says."""
+    return ToldDevice(0, gpu.id.partition("-")[2], gpu.pci, gpu.model, None, in_pci_order=False)
+
+
+def steps(start_s: int, end_s: int) -> list[RankStep]:
+    """One of a second after the other."""
+    return [rank_step(n, [(Phase.FORWARD, S)], start_ns=(start_s + n) * S) for n in range(end_s - start_s)]
+
+
+def joules(gpus: NodeGpus, host: Host) -> dict[str, float]:
+    """Charged by now, by rank."""
+    return {rank: sum(by_phase.values()) for rank, by_phase in gpus.charges(host.now_ns).items()}
+
+
+def look(gpus: NodeGpus, host: Host, seconds: Sequence[float]) -> None:
+    """Look at these times."""
+    for host.seconds in seconds:
+        gpus.look(host.now_ns)
+
+
+def test_a_rank_is_charged_from_where_its_gpu_is_known() -> None:
+    """The first reading comes with the word of the rank, and not at the next export a minute later."""
+    host = Host("h100x8")
+    gpus = node(host)
+    gpu = list(Host("h100x8").look(0))[3]
+    look(gpus, host, (0, 60))
+    host.seconds = 70
+
+    named = gpus.use("a", told(gpu), host.now_ns, same_host=True)
+    gpus.count("a", steps(70, 80))
+    host.seconds = 80
+    gpus.end("a", host.now_ns)
+
+    assert named == gpu.id
+    assert round(joules(gpus, host)["a"]) == 6410
+
+
+def test_a_rank_that_turns_to_another_gpu_is_charged_with_that() -> None:
+    """CUDA's device 0 is what every rank has until it chooses."""
+    host = Host("h100x8")
+    gpus = node(host)
+    zero, one, *_ = Host("h100x8").look(0)
+    gpus.use("a", told(zero), host.now_ns, same_host=True)
+    host.seconds = 10
+
+    named = gpus.use("a", told(one), host.now_ns, same_host=True)
+    gpus.count("a", steps(10, 20))
+    look(gpus, host, (20,))
+
+    assert named == one.id
+    assert round(joules(gpus, host)["a"]) == 6480
+
+
+def test_energy_of_a_mig_instance_is_not_known() -> None:
+    """The counter is that of the whole GPU, on whose other instances somebody else works."""
+    host = Host("mig")
+    gpus = node(host)
+    instance = list(Host("mig").look(0))[1]
+
+    named = gpus.use("a", told(instance), host.now_ns, same_host=True)
+    gpus.count("a", steps(0, 10))
+    look(gpus, host, (10,))
+
+    assert named == instance.id
+    assert joules(gpus, host) == {}
+
+
+def test_a_gpu_another_relay_charges_is_not_charged_here(tmp_path: Path) -> None:
+    """Two jobs on one GPU: what it drew is told once."""
+    host = Host("h100x8")
+    gpu = next(iter(Host("h100x8").look(0)))
+    first, second = node(host, tmp_path), node(host, tmp_path)
+    for gpus in (first, second):
+        gpus.use("a", told(gpu), 0, same_host=True)
+        gpus.count("a", steps(0, 10))
+
+    look(first, host, (10,))
+    look(second, host, (10,))
+
+    assert round(joules(first, host)["a"]) == 6520
+    assert joules(second, host) == {}
+    assert [reading.gpu for reading in first.readings].count(gpu) == 1
+    assert gpu not in [reading.gpu for reading in second.readings]
+
+
+def test_a_gpu_that_cannot_be_read_is_said_once_and_named_by_the_rank() -> None:
+    """A job on GPUs without a metric of theirs needs the reason; the spans need no driver."""
+    host = Host("h100x8")
+    host.nvml._machine["init"] = {"error": "LIBRARY_NOT_FOUND"}
+    gpus = node(host)
+    gpu = next(iter(Host("h100x8").look(0)))
+
+    named = [gpus.use(rank, told(gpu), 0, same_host=True) for rank in ("a", "b")]
+
+    assert named == [gpu.id, gpu.id]
+    assert set(host.said) == {
+        ("gpu", "a rank uses NVIDIA H100 80GB HBM3, which cannot be read here: LIBRARY_NOT_FOUND")
+    }
+
+
+def test_at_most_once_a_second() -> None:
+    """Whatever the export interval is, and however many ranks come and go."""
+    host = Host("h100x8")
+    gpus = node(host)
+
+    look(gpus, host, [tenth / 10 for tenth in range(31)])
+
+    assert host.nvml.calls["nvmlDeviceGetPowerUsage"] == 4 * 8
