@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.unit.gpu_machines import Host, S
+from trainspan.cli.checks.gpus import check
 from trainspan.names import Phase
 from trainspan.relay.gpus import NodeGpus
 from trainspan.relay.probes.matching import ToldDevice
@@ -34,7 +35,7 @@ def steps(start_s: int, end_s: int) -> list[RankStep]:
 
 def joules(gpus: NodeGpus, host: Host) -> dict[str, float]:
     """Charged by now, by rank."""
-    return {rank: sum(by_phase.values()) for rank, by_phase in gpus.charges(host.now_ns).items()}
+    return {rank: sum(charge.joules.values()) for rank, charge in gpus.charges(host.now_ns).items()}
 
 
 def look(gpus: NodeGpus, host: Host, seconds: Sequence[float]) -> None:
@@ -118,9 +119,7 @@ def test_a_gpu_that_cannot_be_read_is_said_once_and_named_by_the_rank() -> None:
     named = [gpus.use(rank, told(gpu), 0, same_host=True) for rank in ("a", "b")]
 
     assert named == [gpu.id, gpu.id]
-    assert set(host.said) == {
-        ("gpu", "a rank uses NVIDIA H100 80GB HBM3, which cannot be read here: LIBRARY_NOT_FOUND")
-    }
+    assert set(host.said) == {("gpu", "a rank uses NVIDIA H100 80GB HBM3, which cannot be read here: no driver")}
 
 
 def test_at_most_once_a_second() -> None:
@@ -131,3 +130,15 @@ def test_at_most_once_a_second() -> None:
     look(gpus, host, [tenth / 10 for tenth in range(31)])
 
     assert host.nvml.calls["nvmlDeviceGetPowerUsage"] == 4 * 8
+
+
+def test_doctor_says_that_a_gpu_has_failed() -> None:
+    """It is still listed, and all that is wrong with it is that it does not answer."""
+    host = Host("falls_off_bus")
+    host.look(0)
+    host.look(13)
+
+    findings = list(check([host.probe]))
+
+    assert [finding.state for finding in findings] == ["ok", "note"]
+    assert findings[1].text.endswith("it has failed")

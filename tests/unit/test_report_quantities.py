@@ -63,3 +63,12 @@ def test_rate_of_a_slow_run_is_per_minute(per_second: float | None, text: str) -
 def test_size_uses_binary_units(size_bytes: int | None, text: str) -> None:
     """`df` and ring sizes are powers of two."""
     assert quantities.size(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("joules", "text"),
+    [(None, "-"), (0.0, "0.00 J"), (31.4, "31.4 J"), (999.6, "1.00 kJ"), (52_100, "52.1 kJ"), (3.6e6, "1.00 kWh")],
+)
+def test_energy_reads_at_a_glance(joules: float | None, text: str) -> None:
+    """Nobody knows how much a megajoule is; a kilowatt hour has a price."""
+    assert quantities.energy(joules) == text

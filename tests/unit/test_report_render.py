@@ -258,3 +258,38 @@ def test_control_characters_from_a_file_never_reach_the_terminal() -> None:
     text = text_of(run_of(rank))
 
     assert text.splitlines()[0] == "rank 0 ended in forward of step 1 (?[2JBoom)"
+
+
+ENERGY = """\
+run demo: finished
+attempt 0, 2 ranks on 1 host
+20 steps in 10.5 s, 3.07/s, goodput 61.0 %
+7.80 kJ drawn by the GPUs while they trained, 424 J a step
+
+Ranks
+  rank  steps    rate     p50     p95     max   energy  a step
+     0     20  3.07/s  326 ms  326 ms  326 ms  3.60 kJ   196 J  finished
+     1     20  3.07/s  326 ms  326 ms  326 ms  4.20 kJ   228 J  finished
+"""
+
+
+def test_energy_is_shown_where_it_is_known() -> None:
+    """A run's cost is asked for in energy too; without a GPU there is no column of dashes."""
+    ranks = [rank_of(rank, [PLAIN_MS] * 20, world_size=2) for rank in (0, 1)]
+    ranks[0].note_energy(3600, 6 * S)
+    ranks[1].note_energy(4200, 6 * S)
+
+    shown = text_of(run_of(*ranks))
+
+    assert shown.startswith(ENERGY)
+
+
+def test_energy_of_many_ranks_is_shown_as_a_spread() -> None:
+    """A GPU that takes more for the same step is worth a look."""
+    ranks = [rank_of(rank, [PLAIN_MS] * 20, world_size=20) for rank in range(20)]
+    for number, rank in enumerate(ranks):
+        rank.note_energy(3000 + 10 * number, 6 * S)
+
+    shown = text_of(run_of(*ranks))
+
+    assert "  energy a step    163 J   168 J   173 J\n" in shown

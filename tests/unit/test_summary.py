@@ -110,6 +110,7 @@ def test_a_summary_as_it_is_written() -> None:
                     )
                 ],
                 "energy_j": None,
+                "energy_s": None,
                 "ending": {
                     "how": "closed",
                     "at_unix_ns": 1_700_000_000_100_000_000,

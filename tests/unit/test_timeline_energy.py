@@ -28,7 +28,7 @@ def steady(gpu: GpuEnergy, power_w: float, until_s: int, every_s: int = 10) -> N
 
 def of(charges: Charges, rank: str) -> dict[str, Any]:
     """Joules by the name of the phase."""
-    return {phase.wire: pytest.approx(joules) for phase, joules in charges.get(rank, {}).items()}
+    return {phase.wire: pytest.approx(joules) for phase, joules in charges[rank].joules.items()}
 
 
 def test_a_rank_is_charged_for_its_time_by_phase() -> None:
@@ -53,7 +53,7 @@ def test_what_was_drawn_before_the_first_step_and_after_the_end_is_charged_to_no
 
     charges = gpu.settle(61 * S)
 
-    assert sum(charges["a"].values()) == pytest.approx(1_000)
+    assert sum(charges["a"].joules.values()) == pytest.approx(1_000)
 
 
 def test_two_ranks_on_one_gpu_share_its_energy() -> None:
@@ -101,7 +101,7 @@ def test_a_hang_does_not_hold_windows_for_ever() -> None:
     let_go = gpu.settle(10 * S + PATIENCE_NS + 1)
 
     assert held == {}
-    assert sum(sum(by_phase.values()) for by_phase in let_go.values()) == pytest.approx(1_000)
+    assert sum(sum(charge.joules.values()) for charge in let_go.values()) == pytest.approx(1_000)
 
 
 def test_a_counter_that_has_not_moved_makes_no_window() -> None:
@@ -127,7 +127,7 @@ def test_an_old_card_is_measured_by_its_power() -> None:
 
     charges = gpu.settle(31 * S)
 
-    assert sum(charges["a"].values()) == pytest.approx((178 + 201) / 2 * 10 + (201 + 154) / 2 * 10 + 1540)
+    assert sum(charges["a"].joules.values()) == pytest.approx((178 + 201) / 2 * 10 + (201 + 154) / 2 * 10 + 1540)
 
 
 def test_a_device_that_tells_neither_is_charged_to_nobody() -> None:
@@ -169,6 +169,6 @@ def test_never_more_is_charged_than_was_drawn(
 
     charges = gpu.settle(at_s * S + 1)
 
-    charged = sum(sum(by_phase.values()) for by_phase in charges.values())
+    charged = sum(sum(charge.joules.values()) for charge in charges.values())
     assert charged <= joules * (1 + 1e-9)
-    assert all(value >= 0 for by_phase in charges.values() for value in by_phase.values())
+    assert all(value >= 0 for charge in charges.values() for value in charge.joules.values())

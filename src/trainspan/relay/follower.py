@@ -18,6 +18,7 @@ from trainspan.relay.tail import Sighting
 from trainspan.relay.timeline.checkpoints import Checkpoint, checkpoint_of
 from trainspan.relay.timeline.collectives import Call, Collectives
 from trainspan.relay.timeline.counters import COMPILED, REDUCER, counts_of
+from trainspan.relay.timeline.energy import Charge
 from trainspan.relay.timeline.rank_summary import RankSummary
 from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_times_of
 from trainspan.relay.timeline.segments import Segment, Segments
@@ -186,11 +187,11 @@ class RankFollower:
             total_j / _J_PER_KWH * self._carbon_g_per_kwh if total_j and self._carbon_g_per_kwh is not None else None,
         )
 
-    def charge_energy(self, by_phase: Mapping[Phase, float]) -> None:
+    def charge_energy(self, charge: Charge) -> None:
         """Take over joules of its GPU that are its own."""
-        for phase, joules in by_phase.items():
+        for phase, joules in charge.joules.items():
             self.energy_j[phase] = self.energy_j.get(phase, 0.0) + joules
-        self.summary.energy_j = sum(self.energy_j.values())
+        self.summary.note_energy(sum(charge.joules.values()), charge.time_ns)
 
     def name_gpu(self, gpu: str) -> None:
         """Take over the id of the GPU it uses."""

@@ -70,6 +70,8 @@ def build_report(summary: Summary, folder: Path, silent_s: float | None) -> RunR
         steps_per_s=_median(rank.steps_per_s for rank in last),
         goodput_ratio=_goodput_of(states_s),
         states_s=states_s,
+        energy_j=_total(rank.energy_j for rank in ranks),
+        energy_per_step_j=_total_if_all([rank.energy_per_step_j for rank in last]),
         ranks=ranks,
         ranks_missing=tuple(sorted(set(range(world_size)) - {rank.rank for rank in last})),
         slowest_steps=_slowest_steps(processes),
@@ -96,6 +98,8 @@ def _rank_report(process: RankSummary) -> RankReport:
         ended_phase=process.ending.phase,
         ended_step=process.ending.step,
         ended_cause=_printable(process.ending.cause) if process.ending.cause else None,
+        energy_j=process.energy_j,
+        energy_per_step_j=_energy_per_step_j(process),
     )
 
 
@@ -118,6 +122,23 @@ def _steps_per_s(process: RankSummary) -> float | None:
         return None
     took_ns = process.last_end_unix_ns - process.first_start_unix_ns
     return process.steps / (took_ns * _S_PER_NS) if took_ns > 0 else None
+
+
+def _energy_per_step_j(process: RankSummary) -> float | None:
+    """Its mean power while it trained times its mean step: readings begin later than steps, and end earlier."""
+    if not process.energy_j or not process.energy_s or not process.steps:
+        return None
+    return process.energy_j / process.energy_s * process.step_s.total / process.steps
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _total_if_all(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
 
 
 def _state_of(ranks: Sequence[RankReport]) -> str:

@@ -1,7 +1,7 @@
 """What a report says, as an object. Its JSON form (`trainspan report --json`) has exactly these fields.
 
-Seconds end in `_s`, shares from 0 to 1 in `_ratio`, rates in 1/s in `_per_s`. `null` is what is not known. Fields are
-added, never renamed; a change of meaning makes a new `version`:
+Seconds end in `_s`, joules in `_j`, shares from 0 to 1 in `_ratio`, rates in 1/s in `_per_s`. `null` is what is not
+known. Fields are added, never renamed; a change of meaning makes a new `version`:
 
     {"schema": "trainspan.report", "version": 1, "run": "...", "ranks": [{"rank": 0, "phases": [...]}, ...], ...}
 """
@@ -40,6 +40,7 @@ class RankReport:
 
     `ended`: running, closed, exception or died; where and why, as far as it is known, for the last two.
     `elapsed_s` is what `states_s` adds up to.
+    `energy_j` is that of its GPU while it trained; `energy_per_step_j` what a step of usual length took of it.
     """
 
     rank: int
@@ -59,6 +60,8 @@ class RankReport:
     ended_phase: str | None
     ended_step: int | None
     ended_cause: str | None
+    energy_j: float | None
+    energy_per_step_j: float | None
 
     @property
     def failed(self) -> bool:
@@ -92,6 +95,7 @@ class RunReport:
     """A run. `state`: running, finished or failed. `states_s` and `goodput_ratio` are over all ranks and attempts.
 
     `silent_s`: for how long nothing has been heard of a running run.
+    `energy_j`: of the ranks for which it is known; `energy_per_step_j`: of all ranks of the last attempt, if it is.
     `ranks_missing`: ranks of the last attempt of which there is no summary here.
     """
 
@@ -107,6 +111,8 @@ class RunReport:
     steps_per_s: float | None
     goodput_ratio: float | None
     states_s: dict[str, float]
+    energy_j: float | None
+    energy_per_step_j: float | None
     ranks: tuple[RankReport, ...]
     ranks_missing: tuple[int, ...]
     slowest_steps: tuple[SlowStep, ...]

@@ -5,6 +5,7 @@ from typing import Final
 MISSING: Final = "-"
 
 _SMALL: Final = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (1e-6, "µs", 1e6))
+_ENERGIES: Final = ((3.6e6, "kWh"), (1e3, "kJ"))
 _BYTES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -43,6 +44,16 @@ def size(size_bytes: int | None) -> str:
         if size_bytes >= unit_bytes:
             return f"{_three_digits(size_bytes / unit_bytes)} {unit}"
     return f"{size_bytes} B"
+
+
+def energy(joules: float | None) -> str:
+    """Energy as text: `31.4 J`, `52.1 kJ`, `18.0 kWh`."""
+    if joules is None:
+        return MISSING
+    for unit_j, unit in _ENERGIES:
+        if joules >= unit_j * 0.9995:
+            return f"{_three_digits(joules / unit_j)} {unit}"
+    return f"{_three_digits(joules)} J"
 
 
 def _long(seconds: int) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from trainspan.report import outliers
 from trainspan.report.model import RankReport, RunReport, SlowStep, Unusual
-from trainspan.report.quantities import MISSING, duration, rate, ratio
+from trainspan.report.quantities import MISSING, duration, energy, rate, ratio
 
 WIDTH: Final = 80
 RANKS_SHOWN: Final = 16
@@ -86,6 +86,9 @@ def _header(report: RunReport) -> Iterable[RenderableType]:
     steps = _count(report.steps, "step")
     speed = f", {rate(report.steps_per_s)}" if report.steps_per_s is not None else ""
     yield Text(f"{steps} in {duration(report.elapsed_s)}{speed}, goodput {ratio(report.goodput_ratio)}")
+    if report.energy_j is not None:
+        per_step = f", {energy(report.energy_per_step_j)} a step" if report.energy_per_step_j is not None else ""
+        yield Text(f"{energy(report.energy_j)} drawn by the GPUs while they trained{per_step}")
     yield from (Text(warning, style="yellow") for warning in _warnings(report))
 
 
@@ -114,12 +117,14 @@ def _table(*columns: str, left: Sequence[str] = ()) -> Table:
 
 def _rank_table(ranks: Sequence[RankReport], hosts: int) -> Table:
     with_host = ("host",) if hosts > 1 else ()
-    table = _table("rank", *with_host, "steps", "rate", "p50", "p95", "max", "", left=("host", ""))
+    with_energy = ("energy", "a step") if any(rank.energy_j is not None for rank in ranks) else ()
+    table = _table("rank", *with_host, "steps", "rate", "p50", "p95", "max", *with_energy, "", left=("host", ""))
     for rank in ranks:
         step = rank.step
         times = (duration(step.p50_s), duration(step.p95_s), duration(step.max_s)) if step else (MISSING,) * 3
         host = (rank.host,) if hosts > 1 else ()
-        row = (str(rank.rank), *host, str(rank.steps), rate(rank.steps_per_s), *times, how_it_ended(rank))
+        joules = (energy(rank.energy_j), energy(rank.energy_per_step_j)) if with_energy else ()
+        row = (str(rank.rank), *host, str(rank.steps), rate(rank.steps_per_s), *times, *joules, how_it_ended(rank))
         table.add_row(*row, style="red" if rank.failed else None)
     return table
 
@@ -156,6 +161,9 @@ def _rank_spread(ranks: Sequence[RankReport]) -> Table:
             [ratio(n) for n in outliers.three([r.goodput_ratio for r in ranks if r.goodput_ratio is not None])],
         ),
     )
+    joules = [rank.energy_per_step_j for rank in ranks if rank.energy_per_step_j is not None]
+    if joules:
+        rows += (("energy a step", [energy(n) for n in outliers.three(joules)]),)
     for name, cells in rows:
         table.add_row(name, *cells)
     return table

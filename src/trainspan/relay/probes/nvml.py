@@ -196,10 +196,10 @@ class NvmlProbe:
         """The driver has gone, or was never there: none of its devices is read until it can be opened again."""
         nvml, self._nvml = self._nvml, None
         self._events = None
-        self._why = str(error)
-        code = getattr(error, "value", None)
         # Most machines have no such driver, and need not be told.
-        if nvml is not None and code != nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+        absent = nvml is not None and getattr(error, "value", None) == nvml.NVML_ERROR_LIBRARY_NOT_FOUND
+        self._why = None if absent else str(error)
+        if not absent:
             self._complain("nvml", f"NVIDIA's driver cannot be asked ({error}); it is tried again every minute")
         with contextlib.suppress(Exception):  # it was open, or was not
             nvml.nvmlShutdown()

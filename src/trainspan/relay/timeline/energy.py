@@ -27,8 +27,16 @@ PATIENCE_NS: Final = 900_000_000_000
 _MOST_WINDOWS: Final = 1024
 _MOST_INTERVALS: Final = 200_000
 
-Charges: TypeAlias = dict[str, dict[Phase, float]]
-"""Joules by rank and phase."""
+
+class Charge(NamedTuple):
+    """What a rank is charged with. `joules`: by phase. `time_ns`: that it trained while they were drawn."""
+
+    joules: dict[Phase, float]
+    time_ns: int
+
+
+Charges: TypeAlias = dict[str, Charge]
+"""By rank."""
 
 
 class _Window(NamedTuple):
@@ -150,9 +158,11 @@ class GpuEnergy:
         covered_ns = self._covered_ns(window, times)
         joules_per_ns = window.energy_j * covered_ns / (window.end_ns - window.start_ns) / trained_ns
         for name, by_phase in times.items():
-            charged = charges.setdefault(name, {}) if by_phase else {}
-            for phase, time_ns in by_phase.items():
-                charged[phase] = charged.get(phase, 0.0) + time_ns * joules_per_ns
+            if by_phase:
+                joules, charged_ns = charges.get(name, Charge({}, 0))
+                for phase, time_ns in by_phase.items():
+                    joules[phase] = joules.get(phase, 0.0) + time_ns * joules_per_ns
+                charges[name] = Charge(joules, charged_ns + sum(by_phase.values()))
 
     def _covered_ns(self, window: _Window, times: Mapping[str, Mapping[Phase, int]]) -> int:
         """How much of the window at least one rank trained in."""

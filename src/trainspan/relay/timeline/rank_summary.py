@@ -88,7 +88,7 @@ class RankSummary:
         states_ns: the account of its wall clock; `elapsed_ns` is what it adds up to.
         marks_lost: marks overwritten before they were read; steps are missing when there are any.
         ending: how it stands, or ended.
-        energy_j: of its GPU while it trained; None: not known.
+        energy_j: of its GPU while it trained, for `energy_s` of that time; None: not known.
     """
 
     def __init__(self, recording: str, identity: Identity, process_start_unix_ns: int):
@@ -106,6 +106,7 @@ class RankSummary:
         self.marks_lost = 0
         self.ending = Ending("running")
         self.energy_j: float | None = None
+        self.energy_s: float | None = None
         self._slowest: list[SlowStep] = []
 
     def add(self, step: RankStep, phase_times_ns: Sequence[int], anchor: Anchor, sampled: str | None = None) -> None:
@@ -149,6 +150,11 @@ class RankSummary:
         else:
             self.ending = Ending(end.reason, at_unix_ns, cause=end.cause)
 
+    def note_energy(self, joules: float, time_ns: int) -> None:
+        """Take over energy of its GPU, drawn while it trained for `time_ns`."""
+        self.energy_j = (self.energy_j or 0.0) + joules
+        self.energy_s = (self.energy_s or 0.0) + time_ns * _NS
+
     @property
     def slowest(self) -> list[SlowStep]:
         """The slowest steps, the slowest first."""
@@ -177,6 +183,7 @@ class RankSummary:
             "slowest": slowest,
             "ending": self.ending._asdict(),
             "energy_j": self.energy_j,
+            "energy_s": self.energy_s,
         }
 
     @classmethod
@@ -194,8 +201,9 @@ class RankSummary:
         rank.states_ns = {state: field(states_ns, state, int) for state in states_ns}
         for index, step in enumerate(field(written, "slowest", list)):
             rank._remember(read_at(f"slowest[{index}]", SlowStep.from_json, step))
-        if "energy_j" in written:  # summaries from before it was measured have none
-            rank.energy_j = optional(written, "energy_j", float)
+        for name in ("energy_j", "energy_s"):
+            if name in written:  # summaries from before it was measured have none
+                setattr(rank, name, optional(written, name, float))
         rank.ending = read_at("ending", Ending.from_json, field(written, "ending", dict))
         return rank
 
