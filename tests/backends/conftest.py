@@ -7,6 +7,7 @@ import pytest
 
 from tests.backends import runs
 from tests.backends import stack as stacks
+from tests.integration.machines import recorded_gpus
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +45,19 @@ def ddp_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> ru
     """Two ranks under torchrun, trained to their end, with the shared stack for an endpoint."""
     state = tmp_path_factory.mktemp("ddp-run")
     return runs.run("clocked_ddp.py", state=state, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http}, ranks=2)
+
+
+@pytest.fixture(scope="session")
+def gpu_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
+    """One process that says it uses a GPU, on a machine of eight recorded ones, into the shared stack."""
+    state = tmp_path_factory.mktemp("gpu-run")
+    environ = {
+        **recorded_gpus(state / "modules", "h100x8"),
+        "OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http,
+        "TRAINSPAN_CARBON_G_PER_KWH": "380",
+        "TRAINSPAN_DEVICE_SHARE": "0",
+    }
+    return runs.run("pretended_gpu.py", "8", "0.02", state=state / "runs", environ=environ)
 
 
 @pytest.fixture(scope="session")

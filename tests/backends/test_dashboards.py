@@ -27,15 +27,20 @@ pytestmark = pytest.mark.backends("that every panel and every rule has data in t
 DASHBOARDS = Path(__file__).resolve().parents[2] / "collector-config" / "grafana" / "dashboards"
 # Computed every 5 minutes, so no test waits for its first value; that its expression has one is tested with the rules.
 RARE = "job:training_goodput:ratio_1d"
-DCGM = ("GPU_UTIL", "POWER_USAGE", "TOTAL_ENERGY_CONSUMPTION", "GPU_TEMP", "XID_ERRORS")
 VALUES = {
     names.PHASE: [phase.wire for phase in names.Phase],
     names.CLOCK: ["host", "device"],
     names.STATE: list(names.STATES),
     names.WINDOW: ["run", "attempt", "1h", "24h"],
+    names.HW_TYPE: ["gpu"],
+    names.HW_STATE: ["ok", "failed"],
+    names.HW_GPU_TASK: ["general"],
+    names.HW_GPU_CLOCK: ["sm"],
 }
 # Of a run without a GPU in which nothing goes wrong: what their panels are about did not happen.
-NOT_ON_A_CPU = ("device", "allocator", "DCGM", "sampled.reason")
+NOT_ON_A_CPU = ("device", "allocator", "hw_", "energy", "carbon", "sampled.reason")
+# Of a torch that only says that it uses a GPU, beside the two panels of errors that did not happen.
+NOT_ON_RECORDED_GPUS = ("device", "allocator", "sampled.reason")
 
 
 class Asked(NamedTuple):
@@ -47,13 +52,10 @@ class Asked(NamedTuple):
 
 @pytest.fixture(scope="module")
 def everything(stack: Stack) -> str:
-    """The id of a run that sent every metric of `names`, what a DCGM exporter shows, and a slow step."""
+    """The id of a run that sent every metric of `names`, and a slow step."""
     run = telemetry.new_run()
     for rank in (0, 1):
         _send_every_metric(stack.otlp_http, run, rank)
-    # An increase has two points.
-    for _ in range(2):
-        _send_dcgm(stack.otlp_http, run)
     assert telemetry.send_spans(stack.otlp_http, telemetry.step_spans(run, "slow"))
     return run
 
@@ -78,25 +80,6 @@ def _send_every_metric(endpoint: str, run: str, rank: int) -> None:
     # Prometheus counts in milliseconds: a counter must not begin in the one in which it is exported.
     time.sleep(0.01)
     provider.shutdown()
-
-
-def _send_dcgm(endpoint: str, host: str) -> None:
-    """What Prometheus would scrape of two GPUs; by hand, because the SDK makes names lower case."""
-    points = [
-        {"asInt": str(100 + gpu), "timeUnixNano": str(time.time_ns()), "attributes": _attributes(gpu, host)}
-        for gpu in (0, 1)
-    ]
-    metrics = [{"name": f"DCGM_FI_DEV_{name}", "gauge": {"dataPoints": points}} for name in DCGM]
-    body = {"resourceMetrics": [{"resource": {}, "scopeMetrics": [{"metrics": metrics}]}]}
-    headers = {"Content-Type": "application/json"}
-    # The address is the stack's own.
-    request = urllib.request.Request(f"{endpoint}/v1/metrics", json.dumps(body).encode(), headers)  # noqa: S310
-    with urllib.request.urlopen(request, timeout=telemetry.TIMEOUT_S) as response:  # noqa: S310
-        assert response.status == 200
-
-
-def _attributes(gpu: int, host: str) -> list[dict[str, Any]]:
-    return [{"key": key, "value": {"stringValue": value}} for key, value in (("gpu", str(gpu)), ("Hostname", host))]
 
 
 def _instrument(meter: Meter, metric: names.Metric) -> Callable[[float, dict[str, str]], None]:
@@ -143,6 +126,20 @@ def test_a_real_run_fills_every_panel_that_needs_no_gpu(stack: Stack, ddp_run: R
         time.sleep(1.0)
 
     assert [(asked.panel, asked.target.get("expr", asked.target.get("tags"))) for asked in waiting] == []
+
+
+def test_a_run_on_recorded_gpus_fills_the_panels_of_gpus(stack: Stack, gpu_run: Run) -> None:
+    """The same of what only a machine with GPUs sends."""
+    of_gpus = [asked for asked in _queries() if asked.panel.startswith("trainspan-gpu")]
+    waiting = [a for a in of_gpus if not any(word in json.dumps(a.target) for word in NOT_ON_RECORDED_GPUS)]
+    assert len(waiting) >= 12
+    deadline = time.monotonic() + stacks.PATIENCE_S
+
+    while waiting and time.monotonic() < deadline:
+        waiting = [asked for asked in waiting if not _data(stack, asked, gpu_run.name, "")]
+        time.sleep(1.0)
+
+    assert [(asked.panel, asked.target["expr"]) for asked in waiting] == []
 
 
 def test_every_variable_offers_the_run(stack: Stack, everything: str) -> None:

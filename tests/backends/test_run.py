@@ -35,7 +35,19 @@ NEEDS_A_DEVICE = ("training.allocator.", "training.energy", "training.carbon", "
 """Beginnings of metrics that no run on a CPU sends."""
 NEEDS_A_CHECKPOINT = ("training.checkpoint.",)
 ON_CPU = [metric for metric in names.METRICS if not metric.name.startswith((*NEEDS_A_DEVICE, *NEEDS_A_CHECKPOINT))]
-UNIT_SUFFIXES = {"s": "_seconds", "By": "_bytes", "1": "_ratio"}
+ON_RECORDED_GPUS = [
+    metric for metric in names.METRICS if metric.name.startswith(("training.energy", "training.carbon", "hw."))
+]
+UNIT_SUFFIXES = {
+    "s": "_seconds",
+    "By": "_bytes",
+    "1": "_ratio",
+    "g": "_grams",
+    "J": "_joules",
+    "W": "_watts",
+    "Cel": "_celsius",
+    "Hz": "_hertz",
+}
 
 
 def test_a_sampled_step_is_one_trace_with_all_ranks(stack: Stack, ddp_run: Run) -> None:
@@ -152,6 +164,23 @@ def test_prometheus_holds_every_metric_under_its_name(stack: Stack, paced_run: R
             found = stack.series(f"last_over_time({name}{suffix}{{{of_run}}}[15m])")
             labels = {attribute.replace(".", "_") for attribute in metric.attributes}
             assert all(labels <= set(series["metric"]) for series in found), name
+
+
+def test_prometheus_holds_every_metric_of_a_gpu(stack: Stack, gpu_run: Run) -> None:
+    """Eight GPUs are eight series of each, with what joins them to a rank's spans; under the run that uses them."""
+    of_run = f'training_run_id="{gpu_run.name}"'
+
+    assert gpu_run.ended.exit_code == 0, gpu_run.ended.stderr
+    for metric in ON_RECORDED_GPUS:
+        name = prometheus_name(metric)
+        found = stack.series(f"last_over_time({name}{{{of_run}}}[15m])")
+        labels = {attribute.replace(".", "_") for attribute in metric.attributes}
+        assert all(labels <= set(series["metric"]) for series in found), name
+        if metric.name.startswith("hw."):
+            assert len({series["metric"]["hw_id"] for series in found}) == 8, name
+    (energy,) = stack.series(f"sum(last_over_time(training_energy_joules_total{{{of_run}}}[15m]))")
+    (drawn,) = stack.series(f'last_over_time(hw_energy_joules_total{{{of_run},hw_name="GPU 0"}}[15m])')
+    assert 0 < float(energy["value"][1]) <= float(drawn["value"][1])
 
 
 def test_prometheus_knows_type_and_unit_of_every_metric(paced_run: Run, tmp_path: Path) -> None:
