@@ -199,14 +199,13 @@ class RankFollower:
 
     def _take_event(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
+        self.uses = told_device_of(event) or self.uses
         if kind == "exception":
             self.exception = event
         elif kind == "allocator":
             self.allocator = event
         elif kind == "out_of_memory":
             self.out_of_memory.append(event)
-        elif kind == "device":
-            self.uses = told_device_of(event) or self.uses
         elif kind == "place" and isinstance(event.get("attributes"), dict):
             place = {key: value for key, value in event["attributes"].items() if isinstance(value, str)}
             resource = rank_resource(self.source.identity, self._environ, place)

@@ -43,7 +43,9 @@ class ToldDevice(NamedTuple):
 
 
 def told_device_of(event: Mapping[str, Any]) -> ToldDevice | None:
-    """What an event `device` tells, read with distrust; None: it makes no sense."""
+    """What an event `device` tells, read with distrust; None: it makes no sense, or is another one."""
+    if event.get("event") != "device":
+        return None
     index, model = event.get("index"), event.get("model")
     if type(index) is not int or not 0 <= index < 1 << 16:
         return None
