@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.machines import recorded_gpus
 
-H100, OLD = "GPU 0: NVIDIA H100 80GB HBM3, GPU-55c4c5fd", "GPU 0: Tesla P100-PCIE-16GB, GPU-"
+H100, OLD = "GPU 0: NVIDIA H100 80GB HBM3, GPU-", "GPU 0: Tesla P100-PCIE-16GB, GPU-"
 
 
 def gpu_findings(folder: Path, machine: str) -> list[dict[str, Any]]:

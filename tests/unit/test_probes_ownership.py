@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trainspan.errors import RecordingRefused
 from trainspan.recording import places
 from trainspan.relay.probes.ownership import Ownership, lock_dir
 
@@ -17,7 +18,7 @@ def ownership(directory: Path) -> Ownership:
     def complain(cause: str, message: str) -> None:
         raise AssertionError(cause + message)
 
-    return Ownership(directory, complain)
+    return Ownership(lambda: directory, complain)
 
 
 def test_of_two_relays_one_speaks_for_an_idle_gpu(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_a_killed_relay_lets_go(tmp_path: Path) -> None:
     """Nobody cleans up after SIGKILL but the kernel."""
     program = (
         "import sys, time; from pathlib import Path; from trainspan.relay.probes.ownership import Ownership\n"
-        "Ownership(Path(sys.argv[1]), print).settle(['A'], ['A']); print('held', flush=True); time.sleep(600)"
+        "Ownership(lambda: Path(sys.argv[1]), print).settle(['A'], ['A']); print('held', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
@@ -84,13 +85,15 @@ def test_an_id_is_no_path(tmp_path: Path) -> None:
     spoken = ours.settle(["../../etc/x"], [])
 
     assert spoken == {"../../etc/x"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["______etc_x.idle", "______etc_x.used"]
+    assert [path.name for path in tmp_path.iterdir()] == ["______etc_x.idle"]
+    ours.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_cannot_be_written_is_said_and_the_gpus_are_read(tmp_path: Path) -> None:
     """Numbers that come twice are better than none."""
     said: list[str] = []
-    ours = Ownership(tmp_path / "gone", lambda _, message: said.append(message))
+    ours = Ownership(lambda: tmp_path / "gone", lambda _, message: said.append(message))
 
     spoken = ours.settle(["A"], [])
 
@@ -106,3 +109,25 @@ def test_the_locks_of_a_user_lie_together_and_are_private(tmp_path: Path) -> Non
     (directory,) = found
     assert directory.parent == places.MEMORY
     assert places.why_not_private(directory) is None
+
+
+def test_without_a_gpu_no_place_is_made() -> None:
+    """Most hosts have none, and need no directory of ours in their memory."""
+
+    def make() -> Path:
+        raise AssertionError("asked for a place")
+
+    assert Ownership(make, lambda *_: None).settle([], []) == set()
+
+
+def test_no_place_at_all_is_said_and_the_gpus_are_read() -> None:
+    """As with a lock that cannot be made."""
+    said: list[str] = []
+
+    def refuse() -> Path:
+        raise RecordingRefused("/dev/shm/x belongs to user 1, not to 0; set TRAINSPAN_DIR")
+
+    ours = Ownership(refuse, lambda cause, _: said.append(cause))
+
+    assert [ours.settle(["A"], []), ours.settle(["A"], [])] == [{"A"}, {"A"}]
+    assert said == ["gpu.locks"]

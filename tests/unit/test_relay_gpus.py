@@ -20,7 +20,7 @@ def node(host: Host, directory: Path | None = None) -> NodeGpus:
     def complain(cause: str, message: str) -> None:
         host.said.append((cause, message))
 
-    return NodeGpus([host.probe], Ownership(directory, complain), complain)
+    return NodeGpus([host.probe], Ownership((lambda: directory) if directory else None, complain), complain)
 
 
 def told(gpu: Gpu) -> ToldDevice:

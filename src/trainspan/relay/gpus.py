@@ -2,10 +2,8 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
-from trainspan.errors import RecordingRefused
 from trainspan.relay.otlp.complaints import Complaints
 from trainspan.relay.probes.amd import AmdSmiProbe
 from trainspan.relay.probes.matching import ToldDevice, gpu_of
@@ -130,12 +128,10 @@ class NodeGpus:
 def node_gpus(environ: Mapping[str, str], log: Callable[[str], None]) -> NodeGpus:
     """The GPUs of this host; `log` is told what is wrong with them, once for each cause."""
     complain = Complaints(log)
-    directory: Path | None = None
-    try:
-        directory = lock_dir(state_dir(load(environ)[0], environ))
-    except (RecordingRefused, OSError) as error:
-        complain("gpu.locks", f"other relays here may send the same GPUs again: {error}")
-    return NodeGpus((NvmlProbe(complain), AmdSmiProbe(complain)), Ownership(directory, complain), complain)
+    state = state_dir(load(environ)[0], environ)
+    return NodeGpus(
+        (NvmlProbe(complain), AmdSmiProbe(complain)), Ownership(lambda: lock_dir(state), complain), complain
+    )
 
 
 def no_gpus() -> NodeGpus:

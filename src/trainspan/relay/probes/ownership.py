@@ -8,9 +8,10 @@ The locks lie where this user's processes on this host find them. Of another use
 `/dev/shm` of its own, nothing is known here.
 """
 
+import contextlib
 import fcntl
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
@@ -43,12 +44,13 @@ class Ownership:
     """The GPUs that one relay speaks for.
 
     Args:
-        directory: where the locks lie; None: nobody else is asked.
+        directory: gives where the locks lie; asked once there is a GPU. None: nobody else is asked.
         complain: told when a lock cannot be had for another reason than that somebody has it.
     """
 
-    def __init__(self, directory: Path | None, complain: Complain):
-        self._directory = directory
+    def __init__(self, directory: Callable[[], Path] | None, complain: Complain):
+        self._find = directory
+        self._directory: Path | None = None
         self._complain = complain
         self._held: dict[str, int] = {}
 
@@ -59,12 +61,21 @@ class Ownership:
             gpus: ids of whole GPUs.
             used: those of them that ranks of this relay use.
         """
+        if gpus and self._find is not None and self._directory is None:
+            self._make()
         return {gpu for gpu in gpus if self._is_ours(gpu, used=gpu in used)}
 
     def close(self) -> None:
         """Speak for none of them any more."""
         for name in tuple(self._held):
             self._let_go(name)
+
+    def _make(self) -> None:
+        find, self._find = self._find, None
+        try:
+            self._directory = find() if find is not None else None
+        except (RecordingRefused, OSError) as error:
+            self._complain("gpu.locks", f"other relays here may send the same GPUs again: {error}")
 
     def _is_ours(self, gpu: str, *, used: bool) -> bool:
         using, idling = f"{_safe(gpu)}.{_USED}", f"{_safe(gpu)}.{_IDLE}"
@@ -88,7 +99,11 @@ class Ownership:
             return True  # twice is better than never
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its last holder may have removed it between the two calls: then this is a lock that nobody else sees.
+            seen = os.path.samestat(os.fstat(descriptor), (self._directory / name).stat())
         except OSError:
+            seen = False
+        if not seen:
             os.close(descriptor)
             return False
         self._held[name] = descriptor
@@ -96,7 +111,9 @@ class Ownership:
 
     def _let_go(self, name: str) -> None:
         descriptor = self._held.pop(name, None)
-        if descriptor is not None:
+        if descriptor is not None and self._directory is not None:
+            with contextlib.suppress(OSError):
+                (self._directory / name).unlink()
             os.close(descriptor)
 
 
