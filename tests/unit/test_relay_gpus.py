@@ -142,3 +142,18 @@ def test_doctor_says_that_a_gpu_has_failed() -> None:
 
     assert [finding.state for finding in findings] == ["ok", "note"]
     assert findings[1].text.endswith("it has failed")
+
+
+def test_the_energy_of_a_minute_is_off_by_less_than_half_a_percent() -> None:
+    """The page says so: the counter lags by up to 0.1 s, and only at the first reading and the last."""
+    host = Host("h100x8")
+    gpus = node(host)
+    gpu = next(iter(Host("h100x8").look(0)))
+    host.seconds = 0.37
+    gpus.use("a", told(gpu), host.now_ns, same_host=True)
+    gpus.count("a", [rank_step(n, [(Phase.FORWARD, S)], start_ns=round((0.37 + n) * S)) for n in range(62)])
+
+    look(gpus, host, [0.37 + 5.03 * n for n in range(1, 13)])
+
+    charged_j = joules(gpus, host)["a"]
+    assert abs(charged_j / (652 * 12 * 5.03) - 1) < 0.005

@@ -104,6 +104,23 @@ def test_a_hang_does_not_hold_windows_for_ever() -> None:
     assert sum(sum(charge.joules.values()) for charge in let_go.values()) == pytest.approx(1_000)
 
 
+def test_what_somebody_else_charges_is_not_charged_here() -> None:
+    """Another relay speaks for the GPU for a while; when it has left, a window must not reach back over its time."""
+    gpu = GpuEnergy()
+    gpu.join("a")
+    gpu.add_steps("a", [step(n, n) for n in range(11)])
+    steady(gpu, 100, 10)
+    first = gpu.settle(10 * S)
+    gpu.rest()
+    gpu.add_steps("a", [step(n, n) for n in range(11, 51)])
+    for at_s in (30, 40):
+        gpu.read(at_s * S, at_s * 100.0, None)
+
+    later = gpu.settle(41 * S)
+
+    assert [sum(charges["a"].joules.values()) for charges in (first, later)] == pytest.approx([1000, 1000])
+
+
 def test_a_counter_that_has_not_moved_makes_no_window() -> None:
     """It is refreshed ten times a second: between two of that, a reading says nothing new, and is no zero."""
     gpu = GpuEnergy()

@@ -68,6 +68,9 @@ class NodeGpus:
         read = [probe.read(gpu, now_ns) for gpu, probe in self._gpus.items() if gpu.physical in ours]
         self.readings = [reading for reading in read if reading is not None]
         self._read_energy()
+        for gpu, energy in self._energy.items():
+            if gpu not in ours:
+                energy.rest()
 
     def count(self, rank: str, steps: Sequence[RankStep]) -> None:
         """Take over steps of a rank, in order; also the one it ended in."""

@@ -25,7 +25,7 @@ PATIENCE_NS: Final = 900_000_000_000
 """How long a window waits for the step in which it ends: longer than the longest step there is."""
 
 _MOST_WINDOWS: Final = 1024
-_MOST_INTERVALS: Final = 200_000
+_MOST_INTERVALS: Final = 100_000
 
 
 class Charge(NamedTuple):
@@ -117,6 +117,13 @@ class GpuEnergy:
             self._last = (at_ns, total_j)
         if len(self._windows) > _MOST_WINDOWS:
             self._windows.popleft()
+
+    def rest(self) -> None:
+        """Somebody else charges what is drawn from here on; the next reading is a first one again."""
+        self._last = self._last_power = None
+        if not self._windows:
+            for rank in self._ranks.values():
+                rank.intervals.clear()
 
     def settle(self, now_ns: int) -> Charges:
         """What can be charged now; a window waits until every rank has told what it did in it."""
