@@ -66,3 +66,10 @@ def paced_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> 
     state = tmp_path_factory.mktemp("paced-run")
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http}
     return runs.run("paced.py", "8", "0.02", str(state / "model.pt"), state=state, environ=environ)
+
+
+@pytest.fixture(scope="session")
+def inside_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
+    """Two ranks with collectives, a gradient scaler and a compiler, into the shared stack."""
+    state = tmp_path_factory.mktemp("inside-run")
+    return runs.run("inside_ddp.py", state=state, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http}, ranks=2)

@@ -34,7 +34,14 @@ OUTAGE_S = float(os.environ.get("TRAINSPAN_TEST_OUTAGE_S", "20"))
 NEEDS_A_DEVICE = ("training.allocator.", "training.energy", "training.carbon", "hw.")
 """Beginnings of metrics that no run on a CPU sends."""
 NEEDS_A_CHECKPOINT = ("training.checkpoint.",)
-ON_CPU = [metric for metric in names.METRICS if not metric.name.startswith((*NEEDS_A_DEVICE, *NEEDS_A_CHECKPOINT))]
+NEEDS_MORE = ("training.collective.", "training.ddp.", "training.compile.")
+"""Beginnings of metrics that a plain script on one rank does not send."""
+ON_CPU = [
+    metric
+    for metric in names.METRICS
+    if not metric.name.startswith((*NEEDS_A_DEVICE, *NEEDS_A_CHECKPOINT, *NEEDS_MORE))
+]
+INSIDE = [metric for metric in names.METRICS if metric.name.startswith(NEEDS_MORE)]
 ON_RECORDED_GPUS = [
     metric for metric in names.METRICS if metric.name.startswith(("training.energy", "training.carbon", "hw."))
 ]
@@ -153,11 +160,14 @@ def prometheus_name(metric: names.Metric) -> str:
     return metric.name.replace(".", "_") + unit + total
 
 
-def test_prometheus_holds_every_metric_under_its_name(stack: Stack, paced_run: Run) -> None:
+@pytest.mark.parametrize("metrics", [ON_CPU, INSIDE], ids=["plain", "inside"])
+def test_prometheus_holds_every_metric_under_its_name(
+    stack: Stack, paced_run: Run, inside_run: Run, metrics: list[names.Metric]
+) -> None:
     """A metric that no run sends, or that arrives under another name, is a promise of names.py that is not kept."""
-    of_run = f'training_run_id="{paced_run.name}"'
+    of_run = f'training_run_id="{(paced_run if metrics is ON_CPU else inside_run).name}"'
 
-    for metric in ON_CPU:
+    for metric in metrics:
         name = prometheus_name(metric)
         for suffix in ("_bucket", "_sum", "_count") if metric.instrument == "histogram" else ("",):
             # The age of the last step is not sent any more after the end.

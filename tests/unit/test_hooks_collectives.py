@@ -13,6 +13,7 @@ from trainspan.names import Phase
 from trainspan.record.hooks import collectives as hook
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
+from trainspan.recording.layout import SAME_CALL
 from trainspan.relay.timeline.collectives import Collectives
 
 CALL = ["enter collective", "resume other"]
@@ -37,14 +38,15 @@ class Watched(NamedTuple):
                 counts[key] = counts.get(key, 0) + calls.more
         return counts
 
-    def marked(self) -> list[tuple[str, int | None]]:
-        """Operation and number of each mark of a collective."""
+    def marked(self) -> list[tuple[str, int | None, bool]]:
+        """Operation and number of each mark of a collective, and whether one call launches and waits."""
         collectives = Collectives()
         for event in self.told:
             collectives.take(event)
         marks = [mark for mark in self.tape.slots() if mark and (mark.kind, mark.phase) == ("enter", Phase.COLLECTIVE)]
         calls = [collectives.call(mark.operand) for mark in marks]
-        return [(call.kind.op, call.sequence) for call in calls]
+        same = [bool(mark.operand & SAME_CALL) for mark in marks]
+        return [(call.kind.op, call.sequence, flag) for call, flag in zip(calls, same, strict=True)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,7 +78,7 @@ def test_a_call_is_marked_where_it_is_launched_and_where_it_is_waited_for(watche
     dist.all_reduce(tensor)
 
     assert watched.tape.written() == CALL * 2
-    assert watched.marked() == [("all_reduce", 0)] * 2
+    assert watched.marked() == [("all_reduce", 0, False), ("wait", None, True)]
     assert watched.counted() == {("all_reduce", 4000): 1}
 
 
@@ -87,7 +89,7 @@ def test_an_asynchronous_call_is_waited_for_by_name(watched: Watched) -> None:
     work.wait()
 
     assert watched.tape.written() == [*CALL, "enter forward", "resume other", *CALL]
-    assert watched.marked() == [("all_reduce", 0)] * 2
+    assert watched.marked() == [("all_reduce", 0, False), ("wait", None, False)]
 
 
 def test_calls_inside_a_phase_are_counted_without_a_mark(watched: Watched) -> None:
@@ -133,7 +135,7 @@ def test_numbers_count_the_calls_of_a_group(watched: Watched) -> None:
     watched.marker.resume(outer)
     dist.all_reduce(tensor)
 
-    assert watched.marked() == [("all_reduce", 0)] * 2 + [("all_reduce", 2)] * 2
+    assert [number for _, number, waits in watched.marked() if not waits] == [0, 2]
 
 
 def test_failure_is_the_users(watched: Watched) -> None:

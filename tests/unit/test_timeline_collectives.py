@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainspan.names import Phase
-from trainspan.recording.layout import ENTER, KIND_SHIFT, RESUME, SEQUENCE_SHIFT, WAIT
+from trainspan.recording.layout import ENTER, KIND_SHIFT, RESUME, SAME_CALL, SEQUENCE_SHIFT, WAIT
 from trainspan.relay.timeline.collectives import MOST_LABELS, Call, Calls, Collectives, Group, Kind
-from trainspan.relay.timeline.steps import MOST_JOINED_NS, RankTimeline
+from trainspan.relay.timeline.steps import RankTimeline
 from trainspan.testing.builders import MarkTape
 
 GROUP = {"event": "collective_group", "group": "0", "label": "default_pg", "ranks": [4, 5, 6, 7]}
@@ -22,9 +22,9 @@ ANYTHING = st.recursive(
 )
 
 
-def operand(kind: int, sequence: int, *, wait: bool = False) -> int:
+def operand(kind: int, sequence: int, how: int = 0) -> int:
     """What a mark holds."""
-    return sequence << SEQUENCE_SHIFT | kind << KIND_SHIFT | (WAIT if wait else 0)
+    return sequence << SEQUENCE_SHIFT | kind << KIND_SHIFT | how
 
 
 def told(*events: dict[str, Any]) -> Collectives:
@@ -39,10 +39,10 @@ def test_a_mark_is_explained_by_what_was_told_of_its_kind() -> None:
     """A mark has 54 bits: the name of a group is not in them."""
     collectives = told(GROUP, KIND)
 
-    calls = [collectives.call(operand(3, 9)), collectives.call(operand(7, 9)), collectives.call(WAIT)]
+    calls = [collectives.call(mark) for mark in (operand(3, 9), operand(3, 9, WAIT), operand(7, 9), WAIT)]
 
-    assert calls[0] == Call(Kind("all_reduce", WORLD, 4096), 9)
-    assert [(call.kind.op, call.sequence) for call in calls[1:]] == [("unknown", None), ("wait", None)]
+    assert calls[:2] == [Call(Kind("all_reduce", WORLD, 4096), 9), Call(Kind("wait", WORLD, 4096), None)]
+    assert [(call.kind.op, call.sequence) for call in calls[2:]] == [("unknown", None), ("wait", None)]
 
 
 def test_counts_are_told_so_far_and_taken_once() -> None:
@@ -116,21 +116,21 @@ def marked(tape: MarkTape, ns: int, what: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gap_ns", "waited_for", "shape"),
+    ("gap_ns", "waits", "shape"),
     [
-        (MOST_JOINED_NS, 9, [("collective", 5 + MOST_JOINED_NS + 50)]),
-        (0, 9, [("collective", 55)]),
-        (MOST_JOINED_NS + 1, 9, [("collective", 5), ("other", MOST_JOINED_NS + 1), ("collective", 50)]),
-        (10, 8, [("collective", 5), ("other", 10), ("collective", 50)]),
+        (10, operand(3, 9, WAIT | SAME_CALL), [("collective", 65)]),
+        (0, operand(3, 9, WAIT | SAME_CALL), [("collective", 55)]),
+        (10, operand(3, 9, WAIT), [("collective", 5), ("other", 10), ("collective", 50)]),
+        (10, operand(3, 8, WAIT | SAME_CALL), [("collective", 5), ("other", 10), ("collective", 50)]),
     ],
 )
-def test_launch_and_wait_of_one_call_are_one(gap_ns: int, waited_for: int, shape: list[tuple[str, int]]) -> None:
-    """A user calls `all_reduce` once; only work between the two halves makes them two."""
+def test_launch_and_wait_of_one_call_are_one(gap_ns: int, waits: int, shape: list[tuple[str, int]]) -> None:
+    """A user calls `all_reduce` once; what was launched to be waited for later is two."""
     tape = MarkTape()
     tape.spend(Phase.FORWARD, 7)
     marked(tape, 5, operand(3, 9))
     tape.now_ns += gap_ns
-    marked(tape, 50, operand(3, waited_for, wait=True))
+    marked(tape, 50, waits)
     tape.step(0, optimizer_ns=3)
     timeline = RankTimeline()
 

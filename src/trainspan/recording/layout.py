@@ -46,9 +46,10 @@ Code, 8 bits: a kind (upper two bits) and a `Phase` (lower six).
     ABORT  phase    as RESUME, but the phase was left by an exception
     STEP   phase    the lead optimizer's step has ended: step number `operand` is complete; the rank is back in `phase`
 
-The operand of an ENTER into COLLECTIVE: bit 0 set: it waits for one that was launched; bits 1 to 13: its kind, which an
-event `collective_kind` explains (0: unknown); bits 14 and up: how many collectives of its group came before it. That
-of a STEP has SKIPPED set where the optimizer was asked to step and a gradient scaler let it not.
+The operand of an ENTER into COLLECTIVE: bit 0 set: it waits for one that was launched; bit 1 set: by the same call of
+the library; bits 2 to 14: its kind, which an event `collective_kind` explains (0: unknown); bits 15 and up: how many
+collectives of its group came before it. That of a STEP has SKIPPED set where the optimizer was asked to step and a
+gradient scaler let it not.
 
 While it is made, the ring file is called `.<name>.draft`, and its writer holds the same lock on it.
 
@@ -108,9 +109,10 @@ SKIPPED: Final = 1 << 52
 """Set in the operand of a STEP: a gradient scaler skipped the optimizer's step."""
 
 WAIT: Final = 1
-KIND_SHIFT: Final = 1
+SAME_CALL: Final = 2
+KIND_SHIFT: Final = 2
 COLLECTIVE_KIND_MASK: Final = (1 << 13) - 1
-SEQUENCE_SHIFT: Final = 14
+SEQUENCE_SHIFT: Final = 15
 SEQUENCE_MASK: Final = (1 << 38) - 1
 """The operand of an ENTER into COLLECTIVE."""
 

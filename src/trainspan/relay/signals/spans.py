@@ -242,14 +242,14 @@ def _phase_context(part: RankPart, rank: int, name: str, ordinal: int, call: Cal
 def _of_call(call: Call | None) -> dict[str, str | int]:
     if call is None:
         return {}
-    if call.sequence is None:
+    if not call.kind.group.name:
         return {names.COLLECTIVE_OP: call.kind.op}
-    return {
+    attributes: dict[str, str | int] = {
         names.COLLECTIVE_OP: call.kind.op,
         names.COLLECTIVE_GROUP: call.kind.group.label,
-        names.COLLECTIVE_SEQ: call.sequence,
         names.COLLECTIVE_BYTES: call.kind.size_bytes,
     }
+    return attributes if call.sequence is None else {**attributes, names.COLLECTIVE_SEQ: call.sequence}
 
 
 def _links_of(part: RankPart, call: Call | None) -> tuple[Link, ...]:

@@ -36,7 +36,7 @@ class Kind(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One collective. `sequence`: how many of its group came before it; None: a wait for one that is not known."""
+    """One collective. `sequence`: how many of its group came before it; None: not known, or it is a wait for one."""
 
     kind: Kind
     sequence: int | None
@@ -61,7 +61,7 @@ class Calls(NamedTuple):
 
 
 _NOWHERE: Final = Group("", "unknown", ())
-_WAIT: Final = Kind("wait", _NOWHERE, 0)
+_WAIT: Final = "wait"
 _UNKNOWN: Final = Kind("unknown", _NOWHERE, 0)
 
 
@@ -83,9 +83,9 @@ class Collectives:
     def call(self, operand: int) -> Call:
         """The collective that a mark with this operand has begun."""
         kind = self._kinds.get(operand >> KIND_SHIFT & COLLECTIVE_KIND_MASK, _UNKNOWN)
-        if kind is _UNKNOWN:
-            return Call(_WAIT if operand & WAIT else _UNKNOWN, None)
-        return Call(kind, operand >> SEQUENCE_SHIFT)
+        if operand & WAIT:
+            return Call(kind._replace(op=_WAIT), None)
+        return Call(kind, None if kind is _UNKNOWN else operand >> SEQUENCE_SHIFT)
 
     def _take(self, event: Mapping[str, Any]) -> list[Calls]:
         told = event["event"]

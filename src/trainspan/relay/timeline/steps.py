@@ -30,6 +30,7 @@ from trainspan.recording.layout import (
     OPERAND_SHIFT,
     PHASE_MASK,
     RESUME,
+    SAME_CALL,
     SKIPPED,
     STEP,
     WAIT,
@@ -82,9 +83,6 @@ _BEFORE_STEPS: Final = frozenset(
     ENTER | phase for phase in (Phase.CHECKPOINT_SAVE, Phase.CHECKPOINT_LOAD, Phase.COLLECTIVE)
 )
 """Marks that begin no step."""
-
-MOST_JOINED_NS: Final = 100_000
-"""What torch itself does between launching a collective and waiting for it takes a few µs."""
 
 _BEFORE_ALL_TIME: Final = -(1 << 63)
 
@@ -266,12 +264,11 @@ class RankTimeline:
 
 def _call(intervals: list[Interval], calls: list[tuple[int, int]], at_ns: int, operand: int) -> int:
     """When the collective that is entered at `at_ns` began: earlier, if it was launched by the same call."""
-    if operand & WAIT and calls and calls[-1][1] == operand & ~WAIT:
+    if operand & SAME_CALL and calls and calls[-1][1] == operand & ~(WAIT | SAME_CALL):
         start_ns = calls[-1][0]
         gap = 1 if intervals and intervals[-1][0] in _HOLDERS else 0
         launch = intervals[-1 - gap] if len(intervals) > gap else None
-        between_ns = intervals[-1][2] - intervals[-1][1] if gap else 0
-        if launch and launch[:2] == (_COLLECTIVE, start_ns) and not launch[3] and between_ns <= MOST_JOINED_NS:
+        if launch and launch[:2] == (_COLLECTIVE, start_ns) and not launch[3]:
             del intervals[-1 - gap :]
             return start_ns
     calls.append((at_ns, operand))
