@@ -8,6 +8,7 @@ import pytest
 from tests.backends import runs
 from tests.backends import stack as stacks
 from tests.integration.machines import recorded_gpus
+from tests.integration.relayed import REPOSITORY
 
 
 @pytest.fixture(scope="session")
@@ -72,4 +73,5 @@ def paced_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> 
 def inside_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
     """Two ranks with collectives, a gradient scaler and a compiler, into the shared stack."""
     state = tmp_path_factory.mktemp("inside-run")
-    return runs.run("inside_ddp.py", state=state, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http}, ranks=2)
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http, "PYTHONPATH": str(REPOSITORY)}
+    return runs.run("inside_ddp.py", state=state, environ=environ, ranks=2)

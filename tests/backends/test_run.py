@@ -165,7 +165,9 @@ def test_prometheus_holds_every_metric_under_its_name(
     stack: Stack, paced_run: Run, inside_run: Run, metrics: list[names.Metric]
 ) -> None:
     """A metric that no run sends, or that arrives under another name, is a promise of names.py that is not kept."""
-    of_run = f'training_run_id="{(paced_run if metrics is ON_CPU else inside_run).name}"'
+    run = paced_run if metrics is ON_CPU else inside_run
+    assert run.ended.exit_code == 0, run.ended.stderr
+    of_run = f'training_run_id="{run.name}"'
 
     for metric in metrics:
         name = prometheus_name(metric)
