@@ -97,7 +97,7 @@ def _place_lifecycle(
     place_later(
         "lifecycle of pipelines",
         hook.PIPELINE_MODULE,
-        lambda package: hook.install_pipeline(package, patches, lifecycle),
+        lambda package: hook.install_pipeline(package, recorder.marker, patches, lifecycle),
     )
 
 

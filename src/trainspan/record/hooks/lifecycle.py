@@ -29,6 +29,8 @@ from torch.utils.data import DataLoader
 
 from trainspan import names
 from trainspan.guard import warn_once
+from trainspan.names import Phase
+from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
 from trainspan.record.spans import SpanTeller
 
@@ -44,6 +46,11 @@ LEAST_MODEL_NS: Final = 100_000
 MOST_STRETCHES: Final = 16
 """Of each name."""
 
+_PIPELINE_SETUPS: Final = (
+    ("PipelineScheduleSingle", "_initialize_stage"),
+    ("PipelineScheduleMulti", "_initialize_stages"),
+)
+_COLLECTIVE: Final = int(Phase.COLLECTIVE)
 _FSDP2_OWNERS: Final = ("torch.distributed.fsdp", "torch.distributed.fsdp._fully_shard")
 _GROUP_OWNERS: Final = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
 
@@ -195,8 +202,16 @@ def install_fsdp(package: ModuleType, patches: Patches, lifecycle: Lifecycle) ->
                 patches.replace(owner, "fully_shard", wrapping)
 
 
-def install_pipeline(package: ModuleType, patches: Patches, lifecycle: Lifecycle) -> None:
-    """Note that a schedule of a pipeline is made."""
+def install_pipeline(package: ModuleType, marker: Marker, patches: Patches, lifecycle: Lifecycle) -> None:
+    """Note that a schedule of a pipeline is made, and keep what it tries out before its first step from being one.
+
+    The stages run a forward, and some a backward, to tell each other the shapes: that is communication, and no
+    micro-batch.
+    """
+    for owner, name in _PIPELINE_SETUPS:
+        setup = vars(getattr(package, owner, object)).get(name)
+        if setup is not None:
+            patches.replace(getattr(package, owner), name, _marked_setup(setup, marker))
     schedule = package._PipelineSchedule
     init = vars(schedule)["__init__"]
 
@@ -205,6 +220,24 @@ def install_pipeline(package: ModuleType, patches: Patches, lifecycle: Lifecycle
         init(self, *args, **kwargs)
 
     patches.replace(schedule, "__init__", functools.update_wrapper(make_schedule, init))
+
+
+def _marked_setup(call: Callable[..., Any], marker: Marker) -> Callable[..., Any]:
+    enter, resume, abort = marker.enter, marker.resume, marker.abort
+
+    def setup(*args: Any, **kwargs: Any) -> Any:
+        outer = enter(_COLLECTIVE)
+        if outer < 0:
+            return call(*args, **kwargs)
+        try:
+            result = call(*args, **kwargs)
+        except BaseException:
+            abort(outer)
+            raise
+        resume(outer)
+        return result
+
+    return functools.update_wrapper(setup, call)
 
 
 def _note_model(lifecycle: Lifecycle, start_ns: int, end_ns: int) -> None:
