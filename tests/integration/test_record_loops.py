@@ -4,7 +4,10 @@ import pytest
 
 from tests.integration.recorded import Pair, in_good_order, phases_of, run_both
 
-SCENARIOS = ("plain", "accumulation", "gan", "lbfgs", "scaler")
+SCENARIOS = (
+    *("plain", "accumulation", "gan", "lbfgs", "scaler"),
+    *("recompute", "reentrant", "iterable", "ahead"),
+)
 
 BATCH = ["data_wait", "h2d", "forward", "backward"]
 STEP = [*BATCH, "grad_clip", "optimizer"]
@@ -23,6 +26,14 @@ PHASES = {
     "gan": [[*ITERATOR, *CRITIC], *[[*GENERATOR, *CRITIC]] * 4],
     "lbfgs": [[*ITERATOR, "data_wait", *CLOSURE * 4, "optimizer"], *[["data_wait", *CLOSURE * 4, "optimizer"]] * 2],
     "scaler": [[*ITERATOR, *SCALED, "optimizer"], ["amp", *SCALED, "optimizer"], ["amp", *SCALED], *[SCALED_STEP] * 3],
+    # What is computed once more in the backward is no forward.
+    "recompute": [[*ITERATOR, *BATCH, "optimizer"], *[[*BATCH, "optimizer"]] * 3],
+    "reentrant": [[*ITERATOR, *BATCH, "optimizer"], *[[*BATCH, "optimizer"]] * 3],
+    "iterable": [
+        *[[*ITERATOR, *BATCH, "optimizer"], *[[*BATCH, "optimizer"]] * 3],
+        *[[*EPOCH_ENDS, *ITERATOR, *BATCH, "optimizer"], *[[*BATCH, "optimizer"]] * 3],
+    ],
+    "ahead": [[*ITERATOR, "data_wait", *BATCH, "optimizer"], *[[*BATCH, "optimizer"]] * 3],
 }
 """Of each step. The third step under the scaler is skipped for its infinite gradient; it ends all the same."""
 
@@ -32,6 +43,10 @@ MICROBATCHES = {
     "gan": [1, 2, 2, 2, 2],
     "lbfgs": [4] * 3,
     "scaler": [1] * 6,
+    "recompute": [1] * 4,
+    "reentrant": [1] * 4,
+    "iterable": [1] * 8,
+    "ahead": [1] * 4,
 }
 
 

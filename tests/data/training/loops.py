@@ -1,11 +1,12 @@
 """Training loops of every common shape. Arguments: the scenarios to run, one after the other."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 from tests.data.training.evidence import draw, report, run_each
 
@@ -112,6 +113,70 @@ def scaler() -> None:
     report("scaler", model, scale=scale.get_scale())
 
 
+class Recomputed(nn.Module):
+    """Two halves whose activations are not kept; dropout must fall the same way again."""
+
+    def __init__(self, *, use_reentrant: bool) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.1))
+        self.second = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+        self.use_reentrant = use_reentrant
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for half in (self.first, self.second):
+            inputs = checkpoint(half, inputs, use_reentrant=self.use_reentrant)
+        return inputs
+
+
+def recompute(name: str, *, use_reentrant: bool) -> None:
+    """Four steps whose backward runs the forward once more."""
+    model = Recomputed(use_reentrant=use_reentrant)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for inputs, targets in make_loader(4):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs.requires_grad_()), targets).backward()
+        optimizer.step()
+    report(name, model)
+
+
+class Stream(IterableDataset[Tensor]):
+    """Samples without an end that anybody knows beforehand."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        worker = get_worker_info()
+        for number in range(16):
+            if worker is None or number % worker.num_workers == worker.id:
+                yield torch.full((16,), number / 16)
+
+
+def iterable() -> None:
+    """Two epochs of four steps over a stream that two workers make ahead; the workers stay between the epochs."""
+    model = nn.Linear(16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    loader = DataLoader(Stream(), 4, num_workers=2, prefetch_factor=4, persistent_workers=True)
+    for _epoch in range(2):
+        for inputs in loader:
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+    report("iterable", model)
+
+
+def ahead() -> None:
+    """Four steps; each batch is fetched before the one at hand is used."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    batches = iter(make_loader(4))
+    batch = next(batches, None)
+    while batch is not None:
+        following = next(batches, None)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+        batch = following
+    report("ahead", model)
+
+
 def long() -> None:
     """Four hundred steps without a loader."""
     model = nn.Linear(16, 1)
@@ -129,6 +194,10 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "gan": gan,
     "lbfgs": lbfgs,
     "scaler": scaler,
+    "recompute": lambda: recompute("recompute", use_reentrant=False),
+    "reentrant": lambda: recompute("reentrant", use_reentrant=True),
+    "iterable": iterable,
+    "ahead": ahead,
     "long": long,
 }
 
