@@ -18,6 +18,8 @@ HOOK_AND_LOSS = {
     "torch.nn.Module.compile": ("forward", {"forward", "h2d"}),
     "torch.nn.Module._replicate_for_data_parallel": ("forward", {"forward", "h2d"}),
     "torch.jit._recursive.ignored_attributes": ("forward", {"forward", "h2d"}),
+    "torch.amp.grad_scaler.GradScaler": ("amp", set()),
+    "torch._C._distributed_c10d.Work": ("collectives", set()),
 }
 """For each name the hook that does not fit without it, and the phases that are then other."""
 

@@ -426,7 +426,7 @@ def test_an_exponential_histogram_counts_each_value_in_its_bucket(values_ns: lis
     base = 2**2**-point.scale
     for place in range(len(counts)):
         upper_s = base ** (point.positive.offset + place + 1)
-        below = sum(value_ns / S <= upper_s * (1 + 1e-9) for value_ns in values_ns)
+        below = sum(value_ns / S <= upper_s * (1 + 1e-13) for value_ns in values_ns)
         assert point.zero_count + sum(counts[: place + 1]) == below
 
 

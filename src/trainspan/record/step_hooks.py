@@ -3,6 +3,7 @@
 Each of them needs to know when a step ends, and most of them tell what they have seen then.
 """
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
@@ -57,7 +58,8 @@ def place(
         place_later("generation", hook.MODULE, lambda package: hook.install(package, recorder.marker, patches))
 
     install_hook("amp", place_amp)
-    install_hook("collectives", place_collectives)
+    if _is_distributed():
+        install_hook("collectives", place_collectives)
     install_hook("generation", place_generation)
     install_hook(
         "lifecycle", lambda: _place_lifecycle(recorder, patches, spans, stepping, search, step_ends, place_later)
@@ -92,13 +94,19 @@ def _place_lifecycle(
     )
     step_ends.append(_hook("reducer").install(lifecycle.replicas, recorder.event))
     hook.install(patches, lifecycle)
-    hook.install_process_group(patches, lifecycle)
+    if _is_distributed():
+        hook.install_process_group(patches, lifecycle)
     place_later("lifecycle of FSDP", hook.FSDP_MODULE, lambda package: hook.install_fsdp(package, patches, lifecycle))
     place_later(
         "lifecycle of pipelines",
         hook.PIPELINE_MODULE,
         lambda package: hook.install_pipeline(package, recorder.marker, patches, lifecycle),
     )
+
+
+def _is_distributed() -> bool:
+    """Whether this torch was built with process groups."""
+    return bool(sys.modules["torch"].distributed.is_available())
 
 
 def _hook(name: str) -> ModuleType:

@@ -12,12 +12,12 @@ mark; it is counted. Events:
     collective_kind   kind: its number; op, group, bytes: of the larger of what goes in and what comes out
     collectives       counts: for each kind that was called since the last one, [kind, calls so far]
 
-No call is added, nothing is waited for. Cost: 1.2 µs a call, 0.5 µs a wait, 0.1 µs a step.
+No call is added, nothing is waited for. Cost, in CPU time: 1.9 µs a call, 1 µs a wait, 0.1 µs a step.
 """
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any, Final
 
@@ -71,6 +71,7 @@ OPERATIONS: Final = {
 
 _COLLECTIVE: Final = int(Phase.COLLECTIVE)
 _UNKNOWN: Final = 0
+_TENSOR: Final = torch.Tensor
 
 Teller = Callable[..., None]
 
@@ -95,9 +96,11 @@ class Calls:
         self._next_ns = 0
 
     def operand(self, op: str, group: Any, arguments: tuple[Any, ...]) -> int:
-        """What the mark of this call holds; it is counted. Cost: 0.7 µs."""
+        """What the mark of this call holds; it is counted. Cost: 0.9 µs."""
         name = group.group_name
-        size = max([_bytes_of(argument) for argument in arguments[:2]], default=0)
+        size = _bytes_of(arguments[0]) if arguments else 0
+        if len(arguments) > 1:
+            size = max(size, _bytes_of(arguments[1]))
         kind = self._kinds.get((op, name, size))
         if kind is None:
             kind = self._add(op, name, size, group)
@@ -240,12 +243,9 @@ _NAMES: Final = ("__name__", "__doc__")
 
 def _bytes_of(argument: Any) -> int:
     """The size of a tensor, or of all tensors in a list of them or a list of such lists."""
-    if isinstance(argument, torch.Tensor):
-        return int(argument.nbytes)
-    if isinstance(argument, list | tuple):
-        return sum(map(_bytes_of, _tensors_in(argument)))
-    return 0
-
-
-def _tensors_in(arguments: Iterable[Any]) -> Iterable[Any]:
-    return (argument for argument in arguments if isinstance(argument, torch.Tensor | list | tuple))
+    if type(argument) is list or type(argument) is tuple:
+        size = 0
+        for inner in argument:
+            size += _bytes_of(inner)
+        return size
+    return int(argument.nbytes) if isinstance(argument, _TENSOR) else 0
