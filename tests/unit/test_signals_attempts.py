@@ -185,12 +185,15 @@ def test_checkpoints_in_the_trace_are_bounded() -> None:
 def test_what_a_rank_tells_is_a_span_below_its_process_or_its_init() -> None:
     """The name says where it belongs; a word of the user's never speaks for the rank."""
     told = Told("tokenize", 2000, 3000, True, {"words": 7, "training.rank": 99}, None)
+    init = told._replace(name="training.init.model", ok=False)
 
-    made = told_span(source_of(1), told, 0)
-    in_init = told_span(source_of(1), told._replace(name="training.init.model", ok=False), 1)
+    made = told_span(source_of(1), told, 0, 5000)
+    in_init = told_span(source_of(1), init, 1, 5000)
+    after_it = told_span(source_of(1), init, 1, 2500)
 
     assert made is not None
     assert in_init is not None
+    assert after_it is not None
     assert shown(made) == {
         "name": "tokenize",
         "context": (TRACE, span_id_of("run-1", 0, "attempt", "rank", 1, "tokenize", 2000)),
@@ -202,6 +205,7 @@ def test_what_a_rank_tells_is_a_span_below_its_process_or_its_init() -> None:
         "times_ns": (1000, 2000),
     }
     assert context_of(in_init.parent) == (TRACE, span_id_of("run-1", 0, "attempt", "rank", 1, "training.init"))
+    assert context_of(after_it.parent) == context_of(made.parent)
     assert (in_init.status.status_code, in_init.status.description) == (StatusCode.ERROR, "left by an exception")
 
 
@@ -209,13 +213,13 @@ def test_what_is_told_is_bounded_and_never_below_a_span_that_is_left_out() -> No
     """At a world size where a rank has one span, that is its process."""
     told = Told("training.init.model", 2000, 3000, True, {}, "model_init")
 
-    crowded = told_span(source_of(0, 4000), told, 0)
+    crowded = told_span(source_of(0, 4000), told, 0, 5000)
 
     assert crowded is not None
     assert context_of(crowded.parent) == (TRACE, span_id_of("run-1", 0, "attempt", "rank", 0))
-    assert told_span(source_of(0, 1), told, MOST_TOLD - 1) is not None
-    assert told_span(source_of(0, 1), told, MOST_TOLD) is None
-    assert told_span(source_of(1, 4 * MOST_TOLD), told, 0) is None
+    assert told_span(source_of(0, 1), told, MOST_TOLD - 1, 5000) is not None
+    assert told_span(source_of(0, 1), told, MOST_TOLD, 5000) is None
+    assert told_span(source_of(1, 4 * MOST_TOLD), told, 0, 5000) is None
 
 
 @given(st.integers(1, 50_000))

@@ -236,9 +236,15 @@ class Assembly:
 
     def _tell_told(self, follower: RankFollower) -> None:
         told = follower.told
+        if not follower.timeline.started and follower.end is None:
+            return  # what of it lies in the init is known when that has ended
         if not self._sampling.off:
-            first = follower.told_taken
-            made = [told_span(follower.source, *one) for one in zip(told, count(first), strict=False)]
+            ended_ns = follower.end.at_ns if follower.end else 0
+            init_end_ns = follower.timeline.init_end_ns(ended_ns)
+            made = [
+                told_span(follower.source, one, before, init_end_ns)
+                for before, one in enumerate(told, follower.told_taken)
+            ]
             self._tell([span for span in made if span is not None], made.count(None))
         follower.told_taken += len(told)
         told.clear()

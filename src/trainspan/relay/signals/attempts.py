@@ -6,7 +6,7 @@
           training.init.import     the import of torch
         training.segment           stretches of training, of rank 0 only
         training.checkpoint.save   and load: one for each call
-        ...                        whatever else the rank tells; below training.init what begins with its name
+        ...                        whatever else the rank tells; below training.init what is in it by name and time
 
 A trace has at most `MOST_SPANS` spans: half of them are for the segments, `MOST_CHECKPOINTS` for the checkpoints,
 `MOST_TOLD` for what else is told, the rest for the processes, each shared by the ranks. A rank whose share is smaller
@@ -130,19 +130,21 @@ def checkpoint_span(source: RankSource, checkpoint: Checkpoint, before: int) -> 
     return _span(source, name, context, _below(source), times_ns, attributes, status)
 
 
-def told_span(source: RankSource, told: Told, before: int) -> ReadableSpan | None:
+def told_span(source: RankSource, told: Told, before: int, init_end_ns: int | None) -> ReadableSpan | None:
     """A stretch of time that the rank told of; None when the rank's share of the trace is used up.
 
     Args:
         source: the rank.
         told: what it said.
         before: how many it has told of before this one.
+        init_end_ns: when its first step began, or the process ended without one; None if lost marks hide it.
     """
     every, budget = rank_budget(source.identity.world_size, MOST_TOLD)
     if source.identity.rank % every or before >= budget:
         return None
-    in_init = told.name.startswith(f"{names.SPAN_INIT}.") and _has_init(source)
-    parent = _below(source, names.SPAN_INIT) if in_init else _below(source)
+    # Its first batch is a part of the init by name, but in time it can be one of the first step.
+    in_init = told.name.startswith(f"{names.SPAN_INIT}.") and init_end_ns is not None and told.end_ns <= init_end_ns
+    parent = _below(source, names.SPAN_INIT) if in_init and _has_init(source) else _below(source)
     context = _below(source, told.name, told.start_ns)
     status = UNSET if told.ok else error("left by an exception")
     return _span(source, told.name, context, parent, (told.start_ns, told.end_ns), told.attributes, status)
