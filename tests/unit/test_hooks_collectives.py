@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
+from tests.unit import process_groups
 from tests.unit.tapes import Tape, recording_marker
 from trainspan.names import Phase
 from trainspan.record.hooks import collectives as hook
@@ -52,10 +53,8 @@ class Watched(NamedTuple):
 @pytest.fixture(scope="module", autouse=True)
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A process group of one on gloo."""
-    store = tmp_path_factory.mktemp("store") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with process_groups.alone(tmp_path_factory.mktemp("store")):
+        yield
 
 
 @pytest.fixture

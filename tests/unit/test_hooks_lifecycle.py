@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.unit import process_groups
 from trainspan.record.hooks import lifecycle as hook
 from trainspan.record.hooks import training
 from trainspan.record.patches import Patches
@@ -51,8 +52,7 @@ def watched() -> Iterator[Watched]:
 def no_process_group() -> Iterator[None]:
     """After the test, whatever it joined is left."""
     yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    process_groups.leave()
 
 
 def make_model(width: int = 300) -> nn.Sequential:

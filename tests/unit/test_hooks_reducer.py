@@ -6,19 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.unit import process_groups
 from trainspan.record.hooks import reducer as hook
 
 
 @pytest.fixture
 def replica(tmp_path: Path) -> Iterator[Any]:
     """A model on one rank of gloo."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield DistributedDataParallel(nn.Linear(64, 64))
-    dist.destroy_process_group()
+    with process_groups.alone(tmp_path):
+        yield DistributedDataParallel(nn.Linear(64, 64))
 
 
 def test_times_of_the_reducer_are_told_once_in_a_while(replica: Any) -> None:
