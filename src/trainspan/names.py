@@ -5,14 +5,15 @@ everything else is under `training.*`, and our own health under `trainspan.*`. U
 """
 
 from enum import IntEnum
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 
 class Phase(IntEnum):
     """What a rank is doing inside a step. The number is what a mark holds (6 bits); the wire has the lower-case name.
 
     Exclusive: at every instant a rank is in exactly one phase. `OTHER` is the user's own code between the phases.
-    Only `OTHER` and `OPTIMIZER` may hold another phase inside: an optimizer runs a closure.
+    Only `OTHER`, `OPTIMIZER` (it runs a closure) and what a user has named (`NamedPhase`) may hold any other phase;
+    a validation may hold a checkpoint.
     """
 
     OTHER = 0
@@ -39,6 +40,51 @@ class Phase(IntEnum):
     def span(self) -> str:
         """The name of this phase's span: `training.data_wait`."""
         return f"training.{self.wire}"
+
+    # Enum's own is a function in Python, and the relay finds every interval's phase in a dictionary.
+    __hash__ = int.__hash__
+
+
+CUSTOM_FIRST: Final = 32
+CUSTOM_LAST: Final = 63
+"""Numbers in the marks of one recording for the phases its user names; the event `phase_name` tells which is which."""
+
+_CUSTOM_CHARACTERS: Final = 64
+
+
+class NamedPhase:
+    """A phase that a user has named; `named_phase` makes one object for each name."""
+
+    __slots__ = ("name", "span", "wire")
+
+    PREFIX: Final = "custom."
+    REST: Final = "other"
+    """Name of what has found no number of its own."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.wire = f"{self.PREFIX}{name}"
+        """The value of `training.phase`, and the state its time is charged to: `custom.tokenize`."""
+        self.span = f"training.{self.wire}"
+
+    def __repr__(self) -> str:
+        return f"NamedPhase({self.name!r})"
+
+
+AnyPhase: TypeAlias = "Phase | NamedPhase"
+
+_named: dict[str, NamedPhase] = {}
+
+
+def place_of(phase: AnyPhase) -> tuple[int, str]:
+    """Where a phase stands among others: by its number, and what users have named behind them, by name."""
+    return (CUSTOM_FIRST, phase.name) if isinstance(phase, NamedPhase) else (int(phase), "")
+
+
+def named_phase(name: str) -> NamedPhase:
+    """The phase of that name, always the same object. What does not belong in a name of the wire is replaced."""
+    safe = "".join(c if (c.isascii() and c.isalnum()) or c in "._-" else "_" for c in name[:_CUSTOM_CHARACTERS])
+    return _named.setdefault(safe or NamedPhase.REST, NamedPhase(safe or NamedPhase.REST))
 
 
 STATES = (

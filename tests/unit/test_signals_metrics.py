@@ -201,8 +201,8 @@ def test_a_ranks_metrics_as_they_go_on_the_wire() -> None:
             names.TIME,
             data_points=[
                 number(0.1, state="init"),
-                number(0.4, state="productive"),
                 number(0.1, state="data_wait"),
+                number(0.4, state="productive"),
             ],
             **counted,
         ),

@@ -6,11 +6,12 @@ many, is decided with what is there, and what comes later joins its trace.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
 from trainspan.identity import Identity
+from trainspan.names import AnyPhase
 from trainspan.relay.follower import RankFollower
 from trainspan.relay.signals.attempts import (
     attempt_span,
@@ -54,7 +55,7 @@ class _Part(NamedTuple):
     step: RankStep
     since_ns: int
     end: ProcessEnd | None
-    phase_times_ns: list[int]
+    phase_times_ns: Mapping[AnyPhase, int]
 
 
 class Assembly:
@@ -80,7 +81,7 @@ class Assembly:
         self,
         follower: RankFollower,
         steps: list[RankStep],
-        phase_times_ns: list[list[int]],
+        phase_times_ns: Sequence[Mapping[AnyPhase, int]],
         now_ns: int,
         observed_unix_ns: int,
     ) -> None:
@@ -108,7 +109,7 @@ class Assembly:
         if end is None:
             return
         if follower.unfinished is not None:
-            self._add(_Part(follower, follower.unfinished, now_ns, end, []))
+            self._add(_Part(follower, follower.unfinished, now_ns, end, {}))
         self.add_segments(follower, follower.segments.end(end.at_ns))
         self._tell_told(follower)
         self._tell_process(follower, end)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from trainspan import names
-from trainspan.names import Phase
+from trainspan.names import AnyPhase, Phase
 from trainspan.recording.reader import RecordingReader
 from trainspan.relay.device_times import DeviceTimes
 from trainspan.relay.goodput.account import Account
@@ -20,13 +20,16 @@ from trainspan.relay.timeline.collectives import Call, Collectives
 from trainspan.relay.timeline.counters import COMPILED, REDUCER, counts_of
 from trainspan.relay.timeline.energy import Charge
 from trainspan.relay.timeline.rank_summary import RankSummary
-from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_times_of
+from trainspan.relay.timeline.records import Interval, ProcessEnd, RankStep, phase_times_of
 from trainspan.relay.timeline.segments import Segment, Segments
 from trainspan.relay.timeline.steps import RankTimeline
 from trainspan.relay.timeline.told import Told, Value, attributes_of, told_of
 from trainspan.relay.timeline.validation import loop_of
 from trainspan.sampling import sampling_from
 from trainspan.settings import load
+
+MOST_EARLY: Final = 4096
+"""What is kept of the time before the first step; a program may name phases and never make a step."""
 
 _SETTLED_NS: Final = 5_000_000_000
 _J_PER_KWH: Final = 3.6e6
@@ -59,6 +62,7 @@ class RankFollower:
         started_ns: when it said so, until somebody takes it; None before and after that.
         uses: the device it says it uses; None before it says so.
         energy_j: of its GPU while it trained, by phase.
+        named_early: what the newest look gave of phases that the user has named, before the first step.
     """
 
     def __init__(self, reader: RecordingReader, environ: Mapping[str, str], aggregates: StepAggregates, *, own: bool):
@@ -90,9 +94,10 @@ class RankFollower:
         self._reducer: Mapping[str, int] = {}
         self._compiling: list[tuple[int, int]] = []  # monotonic, in order of what was told
         self.uses: ToldDevice | None = None
-        self.energy_j: dict[Phase, float] = {}
+        self.energy_j: dict[AnyPhase, float] = {}
         self._told_energy_j = 0.0
         self._carbon_g_per_kwh = load(environ)[0].carbon_g_per_kwh
+        self.named_early: list[Interval] = []
         self._largest_save_bytes: int | None = None
         self._environ = environ
         self._aggregates = aggregates
@@ -108,13 +113,18 @@ class RankFollower:
             self._take_event(event)
         self.timeline.gap(sighting.lost)
         self.summary.marks_lost += sighting.lost
-        return self.timeline.feed(sighting.marks)
+        steps = self.timeline.feed(sighting.marks)
+        self.named_early, self.timeline.early = self.timeline.early, []
+        self._early += [(interval.start_ns, interval.end_ns, interval.phase.wire) for interval in self.named_early]
+        return steps
 
-    def count(self, steps: list[RankStep]) -> list[list[int]]:
+    def count(self, steps: list[RankStep]) -> list[dict[AnyPhase, int]]:
         """Count what was read everywhere but in the summary; the `phase_times_of` each step."""
         if self.timeline.started:
             self._charge_early(self.timeline.first_step_start_ns)
             self.account.start(self.timeline.first_step_start_ns)
+        elif len(self._early) > MOST_EARLY:
+            self._charge_early(self.timeline.last_mark_ns)
         phase_times_ns = [phase_times_of(step) for step in steps]
         for step, times_ns in zip(steps, phase_times_ns, strict=True):
             self.account.charge(step, times_ns, self._compiling_in(step) if self._compiling else 0)
@@ -218,6 +228,7 @@ class RankFollower:
             self._reducer = counts_of(event, REDUCER)
         else:
             self.device.take(event)
+            self._take_phase_name(event)
             for calls in self._collectives.take(event):
                 self._aggregates.fold_calls(calls)
         times = event.get("start_ns"), event.get("end_ns")
@@ -227,6 +238,11 @@ class RankFollower:
             self._take_checkpoint(checkpoint_of(event))
         elif event["event"] == "span":
             self._take_told(told_of(event))
+
+    def _take_phase_name(self, event: Mapping[str, Any]) -> None:
+        number, name = event.get("number"), event.get("name")
+        if event["event"] == "phase_name" and type(number) is int and isinstance(name, str):
+            self.timeline.name(number, name)
 
     def _take_told(self, told: Told | None) -> None:
         if told is None:

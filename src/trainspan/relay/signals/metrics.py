@@ -24,7 +24,6 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 
 from trainspan import names
-from trainspan.names import Phase
 from trainspan.relay.goodput.account import Account
 from trainspan.relay.probes.probe import Reading
 from trainspan.relay.signals.aggregates import (
@@ -211,9 +210,9 @@ def _histograms(aggregates: StepAggregates | None, span: tuple[int, int]) -> lis
     if aggregates is None:
         return []
     phases = [
-        aggregate.point({names.PHASE: phase.wire, names.CLOCK: clock}, *span)
+        by_phase[phase].point({names.PHASE: phase.wire, names.CLOCK: clock}, *span)
         for clock, by_phase in (("host", aggregates.phases), ("device", aggregates.device))
-        for phase, aggregate in zip(Phase, by_phase, strict=True)
+        for phase in sorted(by_phase, key=names.place_of)
     ]
     checkpoints = [
         aggregate.point(dict(zip(names.CHECKPOINT_DURATION.attributes, key, strict=True)), *span)
