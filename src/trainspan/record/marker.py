@@ -135,7 +135,7 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
             return NESTED if thread_id() == owner else FOREIGN
         if thread_id() != owner:
             return FOREIGN
-        if outer == _OPTIMIZER and not optimizer_runs():
+        if outer and outer == _OPTIMIZER and not optimizer_runs():
             outer = current  # an exception left the optimizer's step, and its hook was not called
         current = phase
         # `put`, written out: the call would cost a fifth of a mark.

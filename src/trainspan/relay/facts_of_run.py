@@ -144,7 +144,9 @@ class RankFacts:
         if event.get("ok") is True and event.get("staging") is not True:
             at_ns = self._unix_of(end_ns)
             if kind == "load":
-                facts.append(Loaded(*self._key, at_ns, None, name[:_NAME_CHARACTERS]))
+                number = event.get("run_step")
+                number = number if type(number) is int and 0 <= number < 1 << 62 else None
+                facts.append(Loaded(*self._key, at_ns, number, name[:_NAME_CHARACTERS]))
             elif self._counts(event.get("bytes")):
                 facts.append(Saved(*self._key, at_ns, step, name[:_NAME_CHARACTERS]))
         return facts
