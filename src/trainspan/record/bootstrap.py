@@ -57,6 +57,7 @@ def place_hooks(recorder: Recorder) -> Patches:
     patches = Patches()
     for name, place in _PLACES.items():
         _install_hook(name, partial(_place, place, name, recorder, patches))
+    _install_hook("torch.monitor", partial(_place_monitor, recorder, patches))
     launched.install(sys.modules["multiprocessing.process"].BaseProcess, patches, recorder.note_fatal)
     untraced.install(watch)
     return patches
@@ -179,6 +180,12 @@ def _place_checkpoint(hook: ModuleType, recorder: Recorder, patches: Patches) ->
 
 
 _Placing: TypeAlias = Callable[[ModuleType, Recorder, Patches], None]
+
+
+def _place_monitor(recorder: Recorder, patches: Patches) -> None:
+    bridge = import_module("trainspan.record.bridges.torch_monitor")
+    bridge.install(recorder.marker, patches, recorder.event, lambda: recorder.recording)
+
 
 _PLACES: dict[str, _Placing] = {
     "dataloader": _place_plain,
