@@ -5,14 +5,15 @@ everything else is under `training.*`, and our own health under `trainspan.*`. U
 """
 
 from enum import IntEnum
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 
 class Phase(IntEnum):
     """What a rank is doing inside a step. The number is what a mark holds (6 bits); the wire has the lower-case name.
 
     Exclusive: at every instant a rank is in exactly one phase. `OTHER` is the user's own code between the phases.
-    Only `OTHER` and `OPTIMIZER` may hold another phase inside: an optimizer runs a closure.
+    Only `OTHER`, `OPTIMIZER` (it runs a closure) and what a user has named (`NamedPhase`) may hold any other phase;
+    a validation may hold a checkpoint.
     """
 
     OTHER = 0
@@ -39,6 +40,51 @@ class Phase(IntEnum):
     def span(self) -> str:
         """The name of this phase's span: `training.data_wait`."""
         return f"training.{self.wire}"
+
+    # Enum's own is a function in Python, and the relay finds every interval's phase in a dictionary.
+    __hash__ = int.__hash__
+
+
+CUSTOM_FIRST: Final = 32
+CUSTOM_LAST: Final = 63
+"""Numbers in the marks of one recording for the phases its user names; the event `phase_name` tells which is which."""
+
+_CUSTOM_CHARACTERS: Final = 64
+
+
+class NamedPhase:
+    """A phase that a user has named; `named_phase` makes one object for each name."""
+
+    __slots__ = ("name", "span", "wire")
+
+    PREFIX: Final = "custom."
+    REST: Final = "other"
+    """Name of what has found no number of its own."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.wire = f"{self.PREFIX}{name}"
+        """The value of `training.phase`, and the state its time is charged to: `custom.tokenize`."""
+        self.span = f"training.{self.wire}"
+
+    def __repr__(self) -> str:
+        return f"NamedPhase({self.name!r})"
+
+
+AnyPhase: TypeAlias = "Phase | NamedPhase"
+
+_named: dict[str, NamedPhase] = {}
+
+
+def place_of(phase: AnyPhase) -> tuple[int, str]:
+    """Where a phase stands among others: by its number, and what users have named behind them, by name."""
+    return (CUSTOM_FIRST, phase.name) if isinstance(phase, NamedPhase) else (int(phase), "")
+
+
+def named_phase(name: str) -> NamedPhase:
+    """The phase of that name, always the same object. What does not belong in a name of the wire is replaced."""
+    safe = "".join(c if (c.isascii() and c.isalnum()) or c in "._-" else "_" for c in name[:_CUSTOM_CHARACTERS])
+    return _named.setdefault(safe or NamedPhase.REST, NamedPhase(safe or NamedPhase.REST))
 
 
 STATES = (
@@ -72,9 +118,13 @@ SPAN_INIT_DATA_LOADER = "training.init.data_loader"
 SPAN_INIT_FIRST_STEP = "training.init.first_step"
 SPAN_SEGMENT = "training.segment"
 SPAN_COMPILE = "training.compile"
-SPAN_VALIDATION = "training.validation"
 SPAN_CHECKPOINT_SAVE = "training.checkpoint.save"
 SPAN_CHECKPOINT_LOAD = "training.checkpoint.load"
+SPAN_APPLICATION = "training.application"
+SPAN_LOOP = "training.loop"
+SPAN_VALIDATION = "training.validation"
+SPAN_TESTING = "training.testing"
+SPAN_GENERATION = "training.generation"
 SPAN_STEP = "training.step"
 SPAN_RANK_STEP = "training.rank_step"
 
@@ -125,6 +175,23 @@ OPTIMIZER_BETA1 = "training.optimizer.beta1"
 OPTIMIZER_BETA2 = "training.optimizer.beta2"
 OPTIMIZER_FUSED = "training.optimizer.fused"
 HW_ID = "hw.id"
+STEPS_DONE = "training.steps"
+GLOBAL_STEP = "training.global_step"
+
+# What the script tells of itself, with `trainspan.configure`.
+SESSION_TAG = "training.session_tag"
+PERF_TAG = "training.perf_tag"
+BASELINE = "training.baseline"
+GLOBAL_BATCH_SIZE = "training.global_batch_size"
+MICRO_BATCH_SIZE = "training.micro_batch_size"
+SEQUENCE_LENGTH = "training.sequence_length"
+FLOPS_PER_SAMPLE = "training.flops_per_sample"
+FLOPS_PER_TOKEN = "training.flops_per_token"  # noqa: S105 - a token of text
+TARGET_STEPS = "training.target.steps"
+TARGET_SAMPLES = "training.target.samples"
+TARGET_TOKENS = "training.target.tokens"
+FIRST_GLOBAL_STEP = "training.first.step"
+FIRST_SAMPLE = "training.first.sample"
 
 # Metric attributes.
 CLOCK = "training.clock"
@@ -154,12 +221,14 @@ HW_GPU_THROTTLE_REASON = "hw.gpu.throttle.reason"
 HW_GPU_LINK = "hw.gpu.link"
 ERROR_TYPE = "error.type"
 IO_DIRECTION = "network.io.direction"
+MISUSE_KIND = "kind"
 
 # Log events.
 EVENT_STARTED = "training.started"
 EVENT_EXCEPTION = "training.exception"
 EVENT_DIED = "training.died"
 EVENT_OUT_OF_MEMORY = "training.out_of_memory"
+EVENT_CONFIGURED = "training.configured"
 
 
 class Name(NamedTuple):
@@ -181,10 +250,14 @@ SPANS = (
     Name(SPAN_INIT_DATA_LOADER, "The first iterator of a DataLoader was made, which starts its workers."),
     Name(SPAN_INIT_FIRST_STEP, "The first step, with what is done only once: compilation, autotuning, lazy state."),
     Name(SPAN_COMPILE, "The compiler made one graph of torch.compile, or one anew."),
-    Name(SPAN_VALIDATION, "A loop of forward passes without gradients between two steps: validation or testing."),
+    Name(SPAN_VALIDATION, "A loop over validation data: as the script says, or of forward passes without gradients."),
     Name(SPAN_SEGMENT, "A stretch of up to 60 s of training, so that a long run shows while it runs."),
     Name(SPAN_CHECKPOINT_SAVE, "One save of a checkpoint: a call of the library, or its work in the background."),
     Name(SPAN_CHECKPOINT_LOAD, "One load of a checkpoint."),
+    Name(SPAN_APPLICATION, "What the script says is its application, from begin to end."),
+    Name(SPAN_LOOP, "What the script says is its training loop."),
+    Name(SPAN_TESTING, "One loop over test data."),
+    Name(SPAN_GENERATION, "One loop in which the model generates."),
     Name(SPAN_STEP, "Root of a sampled step, over all ranks."),
     Name(SPAN_RANK_STEP, "One rank's part of a sampled step; holds the spans of its phases."),
 )
@@ -197,6 +270,8 @@ RESOURCE_ATTRIBUTES = (
     Name(LOCAL_RANK, "Rank among the processes of the same host."),
     Name(NODE_RANK, "Rank of the host in the job."),
     Name(WORLD_SIZE, "Number of ranks in the job."),
+    Name(SESSION_TAG, "What the user says is one logical run, over all its restarts."),
+    Name(PERF_TAG, "What the user says is alike in performance: runs with the same tag can be compared."),
 )
 
 SPAN_ATTRIBUTES = (
@@ -214,7 +289,7 @@ SPAN_ATTRIBUTES = (
     Name(CHECKPOINT_PATH, "Hash of the checkpoint's path, or the path itself where that is wished."),
     Name(CHECKPOINT_BYTES, "Size of the file that was saved, in bytes."),
     Name(SKIPPED, "True for a step whose gradients were not finite: the gradient scaler skipped the optimizer."),
-    Name(VALIDATION_ITERATIONS, "Forward passes in the loop."),
+    Name(VALIDATION_ITERATIONS, "Batches of the loop, as the script counts them; or forward passes."),
     Name(COLLECTIVE_OP, "What the collective did: `all_reduce`, `send`; or `wait` for one that was launched earlier."),
     Name(COLLECTIVE_GROUP, "The process group, by its description, or else its name."),
     Name(COLLECTIVE_SEQ, "How many collectives of the group the rank had called before this one."),
@@ -241,7 +316,22 @@ SPAN_ATTRIBUTES = (
     Name(OPTIMIZER_BETA2, "Second beta that the optimizer was made with."),
     Name(OPTIMIZER_FUSED, "Whether the optimizer was asked to be fused."),
     Name(HW_ID, "UUID of the GPU, or of the MIG instance, that the rank uses; that of its `hw.*` metrics."),
+    Name(ERROR_TYPE, "Class of the exception that left what the script has marked."),
+    Name(STEPS_DONE, "Steps completed in the training loop."),
+    Name(GLOBAL_STEP, "Number of the step in the run, where the script gives it."),
+    Name(BASELINE, "Whether the run is the one that others are compared with."),
+    Name(GLOBAL_BATCH_SIZE, "Samples in a step, over all ranks."),
+    Name(MICRO_BATCH_SIZE, "Samples in a forward of one rank."),
+    Name(SEQUENCE_LENGTH, "Tokens in a sample."),
+    Name(FLOPS_PER_SAMPLE, "Floating-point operations for one sample, forward and backward."),
+    Name(FLOPS_PER_TOKEN, "Floating-point operations for one token, forward and backward."),
+    Name(TARGET_STEPS, "Step of the run at which training is to end."),
+    Name(TARGET_SAMPLES, "Samples of the run at which training is to end."),
+    Name(TARGET_TOKENS, "Tokens of the run at which training is to end."),
+    Name(FIRST_GLOBAL_STEP, "Number in the run of the first step of this attempt."),
+    Name(FIRST_SAMPLE, "Samples of the run before the first step of this attempt."),
 )
+"""The last eleven are told by the script, with `trainspan.configure`, and stand on its process."""
 
 METRIC_ATTRIBUTES = (
     Name(PHASE, "What the rank was doing; one of the phases."),
@@ -257,6 +347,7 @@ METRIC_ATTRIBUTES = (
     Name(COLLECTIVE_GROUP, "The process group, by its description, or else its name."),
     Name(COMPILE_KIND, "A `first` compilation of a function, or a `recompilation`."),
     Name(DDP_PART, "Either `forward_compute`, `backward_compute`, `backward_comm`, or `backward_overlap` of the two."),
+    Name(MISUSE_KIND, "What was wrong with a call of the API: `nested`, `thread` and so on; see docs/api.md."),
     Name(ALLOCATOR_STATE, "Of torch's allocator: `reserved` from the device, `active`, or `allocated` to tensors."),
     Name(HW_ID, "UUID of the GPU, or of the MIG instance, as its driver gives it."),
     Name(HW_TYPE, "What it is: `gpu`."),
@@ -279,6 +370,7 @@ EVENTS = (
     Name(EVENT_STARTED, "The first step of a rank has ended; with what is trained as attributes."),
     Name(EVENT_EXCEPTION, "An exception left the training script."),
     Name(EVENT_DIED, "A process ended without closing its recording."),
+    Name(EVENT_CONFIGURED, "The script has told of itself, with `trainspan.configure`."),
     Name(EVENT_OUT_OF_MEMORY, "An allocation on the device failed, whether the script went on or not."),
 )
 """Names of log records."""
@@ -417,6 +509,7 @@ MARKS = Metric("trainspan.marks", "counter", "{mark}", "Marks read from the reco
 MARKS_LOST = Metric("trainspan.marks.lost", "counter", "{mark}", "Marks overwritten before they were read.")
 EVENTS_DROPPED = Metric("trainspan.events.dropped", "counter", "{event}", "Events a rank dropped at its bound.")
 RECORDING_ERRORS = Metric("trainspan.recording.errors", "counter", "{error}", "Torn or hostile bytes in recordings.")
+MISUSE = Metric("trainspan.misuse", "counter", "{call}", "Calls of the API that made no sense.", (MISUSE_KIND,))
 RELAY_LAG = Metric("trainspan.relay.lag", "gauge", "s", "Age of the oldest mark that the last look consumed.")
 SPANS_DROPPED = Metric("trainspan.spans.dropped", "counter", "{span}", "Spans cut off at the bound of one trace.")
 EXPORTS = Metric("trainspan.exports", "counter", "{batch}", "Batches the endpoint accepted.", (SIGNAL,))
@@ -468,6 +561,7 @@ METRICS = (
     MARKS_LOST,
     EVENTS_DROPPED,
     RECORDING_ERRORS,
+    MISUSE,
     RELAY_LAG,
     SPANS_DROPPED,
     EXPORTS,

@@ -29,6 +29,11 @@ class Settings:
     device_share: float | None
     checkpoint_path: str
     carbon_g_per_kwh: float | None
+    session_tag: str | None
+    perf_tag: str | None
+    spans_allow: tuple[str, ...] | None
+    spans_deny: tuple[str, ...] | None
+    spans_every: int | None
     launch_id: str | None
     rank_pid: int | None
 
@@ -90,6 +95,26 @@ def _identifier(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", text):
         raise ValueError(text)
     return text
+
+
+def _tag(text: str) -> str:
+    if len(text) > 256 or not text.isprintable():
+        raise ValueError(text)
+    return text
+
+
+def _patterns(text: str) -> tuple[str, ...]:
+    patterns = tuple(pattern.strip() for pattern in text.split(","))
+    if not all(re.fullmatch(r"[A-Za-z0-9._*-]{1,128}", pattern) for pattern in patterns):
+        raise ValueError(text)
+    return patterns
+
+
+def _positive(text: str) -> int:
+    number = _count(text)
+    if number == 0:
+        raise ValueError(text)
+    return number
 
 
 def _count(text: str) -> int:
@@ -213,6 +238,42 @@ VARIABLES = (
         "use grams of CO2 equivalent per kWh, from 0 to 10000",
         "Carbon intensity of the electricity here, for `training.carbon`. Unset: no estimate.",
         _intensity,
+    ),
+    Variable(
+        "TRAINSPAN_SESSION_TAG",
+        "",
+        "use up to 256 printable characters",
+        "What is one logical run over all its restarts, as another system names it; on everything a rank sends.",
+        _tag,
+    ),
+    Variable(
+        "TRAINSPAN_PERF_TAG",
+        "",
+        "use up to 256 printable characters",
+        "What is alike in performance: runs with the same tag can be compared; on everything a rank sends.",
+        _tag,
+    ),
+    Variable(
+        "TRAINSPAN_SPANS_ALLOW",
+        "",
+        "use names of spans with commas between them; `*` stands for any characters",
+        "Export these spans and those that hold others (attempt, process, init, step, rank_step). Unset: all.",
+        _patterns,
+    ),
+    Variable(
+        "TRAINSPAN_SPANS_DENY",
+        "",
+        "use names of spans with commas between them; `*` stands for any characters",
+        "Do not export these spans, unless they hold others. Metrics have their time all the same.",
+        _patterns,
+    ),
+    Variable(
+        "TRAINSPAN_SPANS_EVERY",
+        "",
+        "use a number from 1",
+        "Trace every so many steps, in place of the first ones and a share; slow, failed and last ones besides. "
+        "OTEL_TRACES_SAMPLER has precedence.",
+        _positive,
     ),
     Variable(
         "TRAINSPAN_LAUNCH_ID",

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 _OFF = ("", "0", "false", "no", "off")
 AGENT_MODULE = "torch.distributed.elastic.agent.server.local_elastic_agent"
 
-_recorders: "list[Recorder]" = []  # of this process, once torch has been imported
+_recorders: "list[Recorder]" = []  # of this process, once torch has been imported, or the script has used the API
 _waiting: "list[Callable[[Recorder], None]]" = []
+_roles: "list[str]" = []  # of this process, if it may record
 
 
 def start() -> None:
@@ -35,6 +36,7 @@ def start() -> None:
     if role == Role.AGENT:
         watch.add(AGENT_MODULE, _agent_module_imported)
     else:
+        _roles.append(role)
         watch.add("torch", lambda module, started_ns: _torch_imported(role, started_ns))
 
 
@@ -45,15 +47,37 @@ def on_recorder(action: "Callable[[Recorder], None]") -> None:
         action(recorder)
 
 
+def recorder() -> "tuple[Recorder, str] | None":
+    """The recorder of this process, and its role, for who marks without torch; None: this process never records.
+
+    It is made now if torch is not there yet, which then goes on with it.
+    """
+    if not _roles:
+        return None
+    if not _recorders:
+        try:
+            from trainspan.record import bootstrap
+
+            _take(bootstrap.enabled_recorder(_roles[0]))
+        except Exception as error:
+            _step_aside(error)
+    return (_recorders[0], _roles[0]) if _recorders else None
+
+
 def _torch_imported(role: str, started_ns: int) -> None:
     """Hook torch, now that it is there. Loaded here and not above: see the module's docstring."""
     try:
         from trainspan.record import bootstrap
 
-        recorder = bootstrap.torch_imported(role, started_ns)
+        if not _recorders:
+            _take(bootstrap.enabled_recorder(role))
+        for known in _recorders:
+            bootstrap.torch_imported(known, role, started_ns)
     except Exception as error:
         _step_aside(error)
-        return
+
+
+def _take(recorder: "Recorder | None") -> None:
     if recorder is not None:
         _recorders.append(recorder)
         for action in _waiting:

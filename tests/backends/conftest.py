@@ -62,6 +62,13 @@ def gpu_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> ru
 
 
 @pytest.fixture(scope="session")
+def spoken_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
+    """A loop without torch that names more phases than there are numbers for, into the shared stack."""
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http}
+    return runs.run("spoken.py", "names", state=tmp_path_factory.mktemp("spoken-run"), environ=environ)
+
+
+@pytest.fixture(scope="session")
 def paced_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
     """One process that trains for eight seconds, so that it is seen while it lives, into the shared stack."""
     state = tmp_path_factory.mktemp("paced-run")

@@ -36,11 +36,9 @@ NEEDS_A_DEVICE = ("training.allocator.", "training.energy", "training.carbon", "
 NEEDS_A_CHECKPOINT = ("training.checkpoint.",)
 NEEDS_MORE = ("training.collective.", "training.ddp.", "training.compile.")
 """Beginnings of metrics that a plain script on one rank does not send."""
-ON_CPU = [
-    metric
-    for metric in names.METRICS
-    if not metric.name.startswith((*NEEDS_A_DEVICE, *NEEDS_A_CHECKPOINT, *NEEDS_MORE))
-]
+NEEDS_A_MISTAKE = ("trainspan.misuse",)
+NOT_ON_CPU = (*NEEDS_A_DEVICE, *NEEDS_A_CHECKPOINT, *NEEDS_A_MISTAKE, *NEEDS_MORE)
+ON_CPU = [metric for metric in names.METRICS if not metric.name.startswith(NOT_ON_CPU)]
 INSIDE = [metric for metric in names.METRICS if metric.name.startswith(NEEDS_MORE)]
 ON_RECORDED_GPUS = [
     metric for metric in names.METRICS if metric.name.startswith(("training.energy", "training.carbon", "hw."))
@@ -176,6 +174,23 @@ def test_prometheus_holds_every_metric_under_its_name(
             found = stack.series(f"last_over_time({name}{suffix}{{{of_run}}}[15m])")
             labels = {attribute.replace(".", "_") for attribute in metric.attributes}
             assert all(labels <= set(series["metric"]) for series in found), name
+
+
+def test_prometheus_holds_what_the_script_names_and_gets_wrong(stack: Stack, spoken_run: Run) -> None:
+    """A phase of the user's own is in the account and in the distributions under its name; so is the mistake."""
+    of_run = f'training_run_id="{spoken_run.name}"'
+
+    assert spoken_run.ended.exit_code == 0, spoken_run.ended.stderr
+    (mistakes,) = stack.series(f"last_over_time(trainspan_misuse_total{{{of_run}}}[15m])")
+    states = stack.series(f"last_over_time(training_time_seconds_total{{{of_run}}}[15m])")
+    phases = stack.series(f"last_over_time(training_phase_duration_seconds_count{{{of_run}}}[15m])")
+    assert (mistakes["metric"]["kind"], mistakes["value"][1]) == ("names", "9")
+    assert {"custom.item_0", "custom.item_30", "custom.other"} <= {
+        found["metric"]["training_state"] for found in states
+    }
+    assert {"custom.item_0", "custom.item_30", "custom.other"} <= {
+        found["metric"]["training_phase"] for found in phases
+    }
 
 
 def test_prometheus_holds_every_metric_of_a_gpu(stack: Stack, gpu_run: Run) -> None:

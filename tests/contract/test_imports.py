@@ -27,7 +27,8 @@ FLOOR = tuple(
 )
 """The ground floor, lowest first: each file sees only those before it."""
 
-ROOT = "trainspan.__init__"
+PACKAGE = "trainspan"
+ROOT = f"{PACKAGE}.__init__"
 RECORDING = "trainspan.recording"
 RECORD = "trainspan.record"
 LAUNCH = "trainspan.launch"
@@ -58,7 +59,10 @@ PURE_NEVER = (*RANK_NEVER, "io", "mmap", "os", "pathlib", "shutil", "subprocess"
 
 ROOMS = {
     **{module: Room(FLOOR[:level]) for level, module in enumerate(FLOOR)},
-    ROOT: Room((*FLOOR, RECORD)),
+    # Two files that nobody loads before a script uses them.
+    ROOT: Room((f"{PACKAGE}.api", f"{PACKAGE}.callbacks")),
+    f"{PACKAGE}.api": Room((*FLOOR, STARTUP, RECORD), never=RANK_NEVER),
+    f"{PACKAGE}.callbacks": Room((ROOT, f"{PACKAGE}.api"), never=RANK_NEVER),
     RECORDING: Room((*FLOOR, RECORDING), never=RANK_NEVER),
     # Starts the relay, by the name of its module: the one thing that whoever comes first has in common.
     LAUNCH: Room(FLOOR, never=RANK_NEVER),

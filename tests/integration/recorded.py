@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from trainspan.identity import Identity
 from trainspan.names import Phase
 from trainspan.recording.reader import Refusal, open_recording
-from trainspan.relay.timeline.records import RankStep
+from trainspan.relay.timeline.records import Interval, RankStep
 from trainspan.relay.timeline.steps import RankTimeline
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -29,6 +29,7 @@ class Recording(NamedTuple):
     marks: int
     lost: int
     invalid: int
+    early: list[Interval]
 
 
 class Run(NamedTuple):
@@ -136,6 +137,10 @@ def read(path: Path) -> Recording:
     reader = open_recording(path)
     assert not isinstance(reader, Refusal), reader
     timeline = RankTimeline()
+    events = reader.events()
+    for event in events:
+        if event["event"] == "phase_name":
+            timeline.name(event["number"], event["name"])
     look = reader.look(final=True)
     timeline.gap(look.lost)
     steps = timeline.feed(look.marks)
@@ -145,11 +150,12 @@ def read(path: Path) -> Recording:
         identity=reader.identity,
         steps=steps,
         unfinished=unfinished,
-        events=reader.events(),
+        events=events,
         closed_ns=closed_ns,
         marks=len(look.marks) // 2,
         lost=look.lost,
         invalid=timeline.invalid + reader.errors,
+        early=timeline.early,
     )
     reader.close()
     return recording

@@ -3,7 +3,7 @@
 from threading import get_ident
 from typing import NamedTuple
 
-from trainspan.names import Phase
+from trainspan.names import CUSTOM_FIRST, AnyPhase, Phase, named_phase
 from trainspan.record.marker import Marker, make_marker
 from trainspan.recording.layout import (
     ABORT,
@@ -29,7 +29,7 @@ class Mark(NamedTuple):
 
     time_ns: int
     kind: str
-    phase: Phase
+    phase: AnyPhase
     operand: int
 
 
@@ -59,7 +59,9 @@ class Tape:
         if not time_ns:
             return None
         code = word & CODE_MASK
-        return Mark(time_ns, _KINDS[code & KIND_MASK], Phase(code & PHASE_MASK), word >> OPERAND_SHIFT)
+        number = code & PHASE_MASK
+        phase = Phase(number) if number < CUSTOM_FIRST else named_phase(str(number))
+        return Mark(time_ns, _KINDS[code & KIND_MASK], phase, word >> OPERAND_SHIFT)
 
 
 def _words_of(mark: Mark) -> str:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from tests.unit.tapes import Tape, recording_marker
+from trainspan.record.checkpoints import Notes
 from trainspan.record.hooks import checkpoint
 from trainspan.record.marker import FOREIGN, Marker
 from trainspan.record.patches import Patches
@@ -38,7 +39,7 @@ def watched(request: pytest.FixtureRequest) -> Iterator[Watched]:
     marker, tape = recording_marker()
     events: list[dict[str, Any]] = []
     patches = Patches()
-    notes = checkpoint.Notes(marker, lambda _, **fields: events.append(fields), lambda: True, request.param)
+    notes = Notes(marker, lambda _, **fields: events.append(fields), lambda: True, request.param)
     checkpoint.install(marker, patches, notes)
     checkpoint.install_safetensors(safetensors.torch, marker, patches, notes)
     checkpoint.install_distributed(dcp, marker, patches, notes)
@@ -92,7 +93,7 @@ def test_asynchronous_save_tells_staging_and_upload_apart(watched: Watched, tmp_
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_upload_is_of_the_step_that_was_staged(watched: Watched, tmp_path: Path) -> None:
     """Training goes on meanwhile: by the step it has come to, work would be credited that is in no checkpoint."""
-    notes = checkpoint.Notes(watched.marker, lambda _, **fields: watched.events.append(fields), lambda: True)
+    notes = Notes(watched.marker, lambda _, **fields: watched.events.append(fields), lambda: True)
     notes.stage(tmp_path / "b", 8)
     notes.stage(tmp_path / "a", 5)
 

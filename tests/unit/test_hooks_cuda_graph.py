@@ -45,7 +45,7 @@ def watched() -> Iterator[Watched]:
     patches.undo()
 
 
-def captured(work: Callable[[], None]) -> Graph:
+def captured(work: Callable[[], object]) -> Graph:
     """A graph of `work`."""
     graph = Graph()
     graph.capture_begin()

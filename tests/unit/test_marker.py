@@ -1,16 +1,20 @@
 """The hot path by itself: what it answers, and what is in the ring afterwards."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.tapes import Tape
-from trainspan.names import Phase
+from trainspan.names import CUSTOM_FIRST, CUSTOM_LAST, Phase
 from trainspan.record.marker import FOREIGN, NESTED, Marker, make_marker
 from trainspan.recording.layout import OPERAND_SHIFT, SKIPPED
 
 THIS, OTHER_THREAD = 7, 8
 HOLDERS = (Phase.OTHER, Phase.OPTIMIZER)
 INNER = [phase for phase in Phase if phase not in HOLDERS]
+CHECKPOINTS = (Phase.CHECKPOINT_SAVE, Phase.CHECKPOINT_LOAD)
+NAMED = range(CUSTOM_FIRST, CUSTOM_LAST + 1)
 
 
 class Threads:
@@ -145,7 +149,12 @@ def test_steps_are_numbered_from_zero() -> None:
 def test_optimizer_that_is_gone_is_left_by_what_comes_next() -> None:
     """Torch calls no hook when a step fails: the next phase must not seem to be inside of it."""
     marker, tape, _ = attached()
-    marker.guard_optimizer(lambda: False)
+
+    def runs() -> bool:
+        marker.abort(Phase.OTHER)
+        return False
+
+    marker.guard_optimizer(runs)
     marker.enter(Phase.OPTIMIZER)
 
     outer = marker.enter(Phase.DATA_WAIT)
@@ -227,7 +236,7 @@ def test_ring_holds_the_newest_marks_in_order(calls: list[tuple[Phase, str]], ca
 
 @given(phases=st.lists(st.sampled_from(list(Phase)), max_size=12))
 def test_only_holders_hold_a_phase(phases: list[Phase]) -> None:
-    """However calls are nested: what enters is inside of other or of the optimizer, and is left in the same order."""
+    """However calls are nested: what enters is inside of other, of the optimizer or of what a user has named."""
     marker, tape, _ = attached(64)
     open_phases = []
     for phase in phases:
@@ -237,9 +246,9 @@ def test_only_holders_hold_a_phase(phases: list[Phase]) -> None:
     for outer in reversed(open_phases):
         marker.resume(outer)
 
-    assert all(outer in HOLDERS for outer in open_phases)
     entered = [mark.phase for mark in tape.slots() if mark and mark.kind == "enter"]
-    assert [phase for phase in entered[:-1] if phase in INNER] == []
+    nested = [(outer, inner) for outer, inner in pairwise(entered) if outer in INNER]
+    assert all(outer is Phase.VALIDATION and inner in CHECKPOINTS for outer, inner in nested)
 
 
 def test_each_mark_is_told_to_a_watcher_with_its_time() -> None:
@@ -270,3 +279,62 @@ def test_detached_marker_is_watched_by_nobody() -> None:
     marker.resume(outer)
 
     assert len(told) == 1
+
+
+def test_named_phase_holds_any_other() -> None:
+    """What a user names is around what the hooks see: a rollout holds forwards, and they are no time of it."""
+    marker, tape, _ = attached(16)
+
+    outer = marker.enter(NAMED[0])
+    for inner in (Phase.DATA_WAIT, NAMED[1], Phase.OPTIMIZER):
+        marker.resume(marker.enter(inner))
+    marker.resume(outer)
+
+    assert outer == Phase.OTHER
+    assert tape.written() == [
+        "enter custom.32",
+        *("enter data_wait", "resume custom.32", "enter custom.33", "resume custom.32"),
+        *("enter optimizer", "resume custom.32", "resume other"),
+    ]
+
+
+def test_validation_holds_a_checkpoint_and_nothing_else() -> None:
+    """The best model is saved while it is validated; its forward is validation all the same."""
+    marker, tape, _ = attached()
+
+    marker.enter(Phase.VALIDATION)
+    nested = [marker.enter(phase) for phase in (Phase.FORWARD, Phase.DATA_WAIT, NAMED[0])]
+    marker.resume(marker.enter(Phase.CHECKPOINT_SAVE))
+
+    assert nested == [NESTED] * 3
+    assert tape.written() == ["enter validation", "enter checkpoint_save", "resume validation"]
+
+
+def test_held_step_is_completed_by_its_holder_alone() -> None:
+    """Where the script says what a step is, the optimizer's step is a part of it."""
+    marker, tape, _ = attached()
+    marker.hold_step(True)
+
+    by_optimizer = marker.step(marker.enter(Phase.OPTIMIZER))
+    marker.complete()
+    marker.hold_step(False)
+    after = marker.step(marker.enter(Phase.OPTIMIZER))
+
+    assert (by_optimizer, after, marker.steps()) == (False, True, 2)
+    assert tape.written() == [
+        *("enter optimizer", "resume other", "step other 0"),
+        *("enter optimizer", "step other 1"),
+    ]
+
+
+def test_named_phase_lasts_over_the_end_of_a_step() -> None:
+    """A phase that straddles a step is in both."""
+    marker, tape, _ = attached()
+    outer = marker.enter(NAMED[0])
+
+    marker.step(marker.enter(Phase.OPTIMIZER))
+    now = marker.now()
+    marker.resume(outer)
+
+    assert now == NAMED[0]
+    assert tape.written() == ["enter custom.32", "enter optimizer", "step custom.32 0", "resume other"]

@@ -56,6 +56,7 @@ HEALTH = Health(
     marks_lost=3,
     events_dropped=1,
     recording_errors=2,
+    misuse={"nested": 2},
     spans_dropped=5,
     lag_s=0.25,
     cpu_s=1.5,
@@ -201,8 +202,8 @@ def test_a_ranks_metrics_as_they_go_on_the_wire() -> None:
             names.TIME,
             data_points=[
                 number(0.1, state="init"),
-                number(0.4, state="productive"),
                 number(0.1, state="data_wait"),
+                number(0.4, state="productive"),
             ],
             **counted,
         ),
@@ -312,6 +313,7 @@ def test_a_nodes_metrics_are_the_relays_own_health() -> None:
     metrics = node_metrics(node, NOW)
 
     assert {metric.name: values_of(metric) for metric in metrics} == {
+        "trainspan.misuse": {("nested",): 2},
         "trainspan.marks": {(): 1200},
         "trainspan.marks.lost": {(): 3},
         "trainspan.events.dropped": {(): 1},

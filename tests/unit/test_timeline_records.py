@@ -15,9 +15,9 @@ def test_phase_times_add_up_to_the_step(phases: list[tuple[Phase, int]]) -> None
 
     times_ns = phase_times_of(step)
 
-    assert sum(times_ns) == step.end_ns - step.start_ns
+    assert sum(times_ns.values()) == step.end_ns - step.start_ns
     for phase in Phase:
-        assert times_ns[phase] == sum(ns for its, ns in phases if its is phase)
+        assert times_ns.get(phase, 0) == sum(ns for its, ns in phases if its is phase)
 
 
 def test_a_death_is_in_the_last_interval() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainspan.names import Phase
+from trainspan.names import AnyPhase, Phase, named_phase
 from trainspan.recording.layout import ABORT, ENTER, RESUME, STEP
 from trainspan.relay.timeline.records import Interval, RankStep
 from trainspan.relay.timeline.steps import RankTimeline
@@ -22,7 +22,7 @@ HOSTILE: st.SearchStrategy[list[int]] = st.lists(st.one_of(LIKELY_MARKS, st.list
 )
 
 
-def phases_of(step: RankStep) -> list[tuple[Phase, int]]:
+def phases_of(step: RankStep) -> list[tuple[AnyPhase, int]]:
     """Phase and ns of each interval."""
     return [(interval.phase, interval.end_ns - interval.start_ns) for interval in step.intervals]
 
@@ -374,13 +374,13 @@ def test_nothing_is_unfinished_before_the_first_step_and_behind_a_lap() -> None:
 @pytest.mark.parametrize(
     ("words", "invalid"),
     [
-        pytest.param([20, ENTER | 63], 1, id="unknown phase"),
-        pytest.param([20, RESUME | 8], 1, id="unknown phase resumed"),
+        pytest.param([20, ENTER | 31], 1, id="unknown phase"),
+        pytest.param([20, RESUME | 30], 1, id="unknown phase resumed"),
         pytest.param([5, ENTER | Phase.FORWARD], 1, id="time goes back"),
         pytest.param([20, ENTER | Phase.FORWARD, 21, ENTER | Phase.BACKWARD], 1, id="entered inside a leaf"),
         pytest.param([20, RESUME | Phase.OTHER], 1, id="resumed without enter"),
         pytest.param([20, ENTER | Phase.FORWARD, 21, RESUME | Phase.BACKWARD], 1, id="back in a leaf"),
-        pytest.param([20, ENTER | Phase.OTHER], 1, id="entered what is no phase"),
+        pytest.param([20, ENTER | Phase.FORWARD, 21, ENTER | Phase.OTHER], 1, id="entered what is no phase"),
         pytest.param([20, -1 << 8 | STEP | Phase.OTHER], 1, id="negative step number"),
         pytest.param([20, ENTER | Phase.FORWARD, 30], 1, id="half a mark"),
         pytest.param([20, ENTER | Phase.FORWARD, 30, ABORT | Phase.OTHER], 0, id="nothing wrong"),
@@ -449,6 +449,75 @@ def test_how_the_marks_are_cut_into_looks_does_not_matter(words: list[int], cuts
         whole.phase_now,
         whole.last_mark_ns,
     )
+
+
+def test_named_phase_is_cut_around_what_it_holds_and_over_steps() -> None:
+    """Its time is what is left of it: a rollout's forwards are forwards, and its second half is in the second step."""
+    tape, named = MarkTape(), named_phase("rollout")
+    tape.spend(Phase.FORWARD, 1)
+    tape.mark(ENTER, 32)
+    tape.now_ns += 10
+    with tape.inside(Phase.FORWARD, back_to=32):
+        tape.now_ns += 20
+    tape.now_ns += 5
+    tape.mark(STEP, 32, 0)
+    tape.now_ns += 7
+    tape.mark(RESUME, Phase.OTHER)
+    tape.step(1, 3)
+    timeline = RankTimeline()
+    timeline.name(32, "rollout")
+
+    first, second = timeline.feed(tape.words)
+
+    assert phases_of(first) == [(Phase.FORWARD, 1), (named, 10), (Phase.FORWARD, 20), (named, 5)]
+    assert phases_of(second) == [(named, 7), (Phase.OPTIMIZER, 3)]
+    assert timeline.invalid == 0
+
+
+def test_named_phase_before_the_first_step_is_told_apart_from_it() -> None:
+    """Text is tokenized before the loop begins: that is no step, and no init without a name either."""
+    tape, named = MarkTape(), named_phase("tokenize")
+    begun_ns = tape.now_ns
+    tape.mark(ENTER, 40)
+    tape.now_ns += 100
+    with tape.inside(Phase.CHECKPOINT_LOAD, back_to=40):
+        tape.now_ns += 10
+    tape.now_ns += 1
+    tape.mark(RESUME, Phase.OTHER)
+    tape.now_ns += 50
+    tape.spend(Phase.FORWARD, 5)
+    timeline = RankTimeline()
+    timeline.name(40, "tokenize")
+
+    timeline.feed(tape.words)
+
+    assert timeline.early == [
+        Interval(named, begun_ns, begun_ns + 100),
+        Interval(named, begun_ns + 110, begun_ns + 111),
+    ]
+    assert timeline.first_step_start_ns == begun_ns + 161
+    assert timeline.invalid == 0
+
+
+@pytest.mark.parametrize("place", [Phase.OTHER, 32])
+def test_loop_begins_where_the_user_says_so(place: int) -> None:
+    """A loop without torch has no other mark to begin its first step with."""
+    timeline = RankTimeline()
+    marks = [1, RESUME | Phase.OTHER] if place == Phase.OTHER else [1, ENTER | place]
+
+    steps = timeline.feed([*marks, 5, ENTER | place, 9, STEP | place])
+
+    assert [(step.start_ns, step.end_ns) for step in steps] == [(5, 9)]
+
+
+def test_phase_without_a_name_is_other() -> None:
+    """An event that was dropped must not make a phase that no backend knows."""
+    timeline = RankTimeline()
+    timeline.name(Phase.FORWARD, "mine")
+
+    (step,) = timeline.feed([1, ENTER | Phase.FORWARD, 2, RESUME, 3, ENTER | 50, 4, RESUME, 5, STEP])
+
+    assert [interval.phase.wire for interval in step.intervals] == ["forward", "other", "custom.other", "other"]
 
 
 LEAVES = [phase for phase in Phase if phase not in (Phase.OTHER, Phase.OPTIMIZER, Phase.H2D)]

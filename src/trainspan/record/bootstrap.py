@@ -24,23 +24,21 @@ from trainspan.watch import watch
 _HOOKS = "trainspan.record.hooks"
 
 
-def torch_imported(role: str, started_ns: int) -> Recorder | None:
-    """Called by the start-up hook when `import torch` has ended; `started_ns` is when it began.
-
-    Returns:
-        The recorder of this process; None where the switch has a value that is not understood.
-    """
+def enabled_recorder(role: str) -> Recorder | None:
+    """A recorder of this process; None where the switch has a value that is not understood."""
     # What is wrong with the settings has been said by the process that spawned this one: dozens of workers need not.
     recorder = make_recorder(aloud=role != Role.SPAWNED)
-    if not recorder.settings.enabled:
-        return None
+    return recorder if recorder.settings.enabled else None
+
+
+def torch_imported(recorder: Recorder, role: str, started_ns: int) -> None:
+    """Called by the start-up hook when `import torch` has ended; `started_ns` is when it began."""
     place_hooks(recorder)
     recorder.event("import", module="torch", start_ns=started_ns, end_ns=monotonic_ns())
     # A launched rank is recorded from here on, so that a death before the first step is seen too. Any other process
     # may import torch and never train: it is recorded once it makes an optimizer.
     if role == Role.RANK and is_launched(os.environ):
         recorder.begin()
-    return recorder
 
 
 def make_recorder(*, aloud: bool = True) -> Recorder:
@@ -59,6 +57,7 @@ def place_hooks(recorder: Recorder) -> Patches:
     patches = Patches()
     for name, place in _PLACES.items():
         _install_hook(name, partial(_place, place, name, recorder, patches))
+    _install_hook("torch.monitor", partial(_place_monitor, recorder, patches))
     launched.install(sys.modules["multiprocessing.process"].BaseProcess, patches, recorder.note_fatal)
     untraced.install(watch)
     return patches
@@ -92,7 +91,7 @@ def _place_backward(hook: ModuleType, recorder: Recorder, patches: Patches) -> N
 
 
 def _place_optimizer(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
-    step_ends: list[Callable[[], None]] = []
+    step_ends = recorder.step_ends
     searches: list[Any] = []
 
     def place_forward() -> None:
@@ -167,10 +166,7 @@ def _place_grad_clip(hook: ModuleType, recorder: Recorder, patches: Patches) -> 
 
 
 def _place_checkpoint(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
-    def is_recording() -> bool:
-        return recorder.recording
-
-    notes = hook.Notes(recorder.marker, recorder.event, is_recording, recorder.settings.checkpoint_path)
+    notes = recorder.notes
     hook.install(recorder.marker, patches, notes)
 
     def place_later(name: str, module: str, install: Callable[..., None]) -> None:
@@ -184,6 +180,12 @@ def _place_checkpoint(hook: ModuleType, recorder: Recorder, patches: Patches) ->
 
 
 _Placing: TypeAlias = Callable[[ModuleType, Recorder, Patches], None]
+
+
+def _place_monitor(recorder: Recorder, patches: Patches) -> None:
+    bridge = import_module("trainspan.record.bridges.torch_monitor")
+    bridge.install(recorder.marker, patches, recorder.event, lambda: recorder.recording)
+
 
 _PLACES: dict[str, _Placing] = {
     "dataloader": _place_plain,

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Final, NamedTuple
 
-from trainspan.names import Phase
+from trainspan.names import CUSTOM_FIRST, CUSTOM_LAST, Phase
 from trainspan.recording.layout import (
     ABORT,
+    ENTER,
     HEADER_BYTES,
     LAP_ENDS,
     MARK_BYTES,
@@ -34,6 +35,9 @@ NOBODY: Final = 0
 """No thread has this identity."""
 
 _OPTIMIZER: Final = int(Phase.OPTIMIZER)
+_VALIDATION: Final = int(Phase.VALIDATION)
+_NAMED: Final = range(CUSTOM_FIRST, CUSTOM_LAST + 1)
+_HELD_BY_VALIDATION: Final = (int(Phase.CHECKPOINT_SAVE), int(Phase.CHECKPOINT_LOAD))
 
 
 class Marker(NamedTuple):
@@ -41,12 +45,16 @@ class Marker(NamedTuple):
 
     `enter(phase)`: the phase to return to (>= 0), NESTED or FOREIGN. Only with the first may one of these follow:
     `resume(outer)`, `abort(outer)` (left by an exception), `step(outer)` (the lead optimizer's step ended),
-    `skip(outer)` (it ended without having been made). The phase may come with an operand, shifted by OPERAND_SHIFT.
+    `skip(outer)` (it ended without having been made): both tell whether that has ended a step of training. The phase
+    may come with an operand, shifted by OPERAND_SHIFT.
+    `hold_step(held)`: while held, these end none; only `complete()` does, wherever the rank is.
+    `begin()`: the loop begins here. `now()`: the phase the rank is in. `fail()`: an exception has come through here.
     `attach(words, capacity)`: record into this ring from now on, for the calling thread. `detach()`: stop; every
     `enter` answers FOREIGN. `adopt_thread()`: the calling thread is the one that trains; `mine()`: is it?
     `owner()`: the identity of the one that does.
     `started()`: whether the first step has begun. `steps()`: completed so far. Both stay when it stops.
-    `guard_optimizer(runs)`: `runs()` tells whether an optimizer's step is still on the stack.
+    `guard_optimizer(runs)`: `runs()` tells whether an optimizer's step is still on the stack; if it is not, `runs` has
+    left it.
     `on_abort(action)`: call `action(phase)` each time an exception has left a phase.
     `watch(watcher)`: call `watcher(time_ns)` with the time of each mark, once it is stored; None: not any more.
     """
@@ -54,8 +62,13 @@ class Marker(NamedTuple):
     enter: Callable[[int], int]
     resume: Callable[[int], None]
     abort: Callable[[int], None]
-    step: Callable[[int], None]
-    skip: Callable[[int], None]
+    step: Callable[[int], bool]
+    skip: Callable[[int], bool]
+    hold_step: Callable[[bool], None]
+    complete: Callable[[], None]
+    begin: Callable[[], None]
+    now: Callable[[], int]
+    fail: Callable[[], None]
     attach: Callable[[memoryview, int], None]
     detach: Callable[[], None]
     adopt_thread: Callable[[], None]
@@ -83,6 +96,7 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
     end = start + 2 * scratch_marks
     stop = end  # where a mark has more to do than to be stored: at the ring's end; while they are watched, at each
     laps = completed = current = 0
+    held = False  # whether somebody else than the optimizer ends the steps
     begun = False  # whether anything was in the ring it let go of
     owner = NOBODY
     watcher: Callable[[int], None] | None = None
@@ -116,13 +130,13 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
     def enter(phase: int) -> int:
         nonlocal current, position
         outer = current
-        if outer > _OPTIMIZER:
+        # Of the phases only the first two hold others, and those that the user has named.
+        if outer > _OPTIMIZER and outer not in _NAMED and not (outer == _VALIDATION and phase in _HELD_BY_VALIDATION):
             return NESTED if thread_id() == owner else FOREIGN
         if thread_id() != owner:
             return FOREIGN
-        if outer and not optimizer_runs():
-            abort(0)  # an exception left the optimizer's step, and its hook was not called
-            outer = 0
+        if outer and outer == _OPTIMIZER and not optimizer_runs():
+            outer = current  # an exception left the optimizer's step, and its hook was not called
         current = phase
         # `put`, written out: the call would cost a fifth of a mark.
         words[position + 1] = phase
@@ -147,17 +161,43 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         put(ABORT | outer)
         aborted(left & PHASE_MASK)
 
-    def step(outer: int) -> None:
+    def step(outer: int) -> bool:
         nonlocal current, completed
         current = outer
+        if held:
+            put(RESUME | outer)
+            return False
         put(completed << OPERAND_SHIFT | STEP | outer)
         completed += 1
+        return True
 
-    def skip(outer: int) -> None:
+    def hold_step(hold: bool) -> None:
+        nonlocal held
+        held = hold
+
+    def complete() -> None:
+        nonlocal completed
+        put(completed << OPERAND_SHIFT | STEP | current)
+        completed += 1
+
+    def begin() -> None:
+        put(ENTER | current)
+
+    def now() -> int:
+        return current & PHASE_MASK
+
+    def fail() -> None:
+        put(ABORT | current)
+
+    def skip(outer: int) -> bool:
         nonlocal current, completed
         current = outer
+        if held:
+            put(RESUME | outer)
+            return False
         put((completed | SKIPPED) << OPERAND_SHIFT | STEP | outer)
         completed += 1
+        return True
 
     def attach(ring: memoryview, capacity: int) -> None:
         nonlocal laps, completed, begun
@@ -174,11 +214,12 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         store_in(scratch, scratch_marks)
 
     def store_in(ring: memoryview, capacity: int) -> None:
-        nonlocal words, position, end, stop, current, watcher
+        nonlocal words, position, end, stop, current, watcher, held
         words = ring
         position = start
         end = stop = start + 2 * capacity
         current = 0
+        held = False
         watcher = None
 
     def adopt_thread() -> None:
@@ -216,6 +257,11 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         abort=abort,
         step=step,
         skip=skip,
+        hold_step=hold_step,
+        complete=complete,
+        begin=begin,
+        now=now,
+        fail=fail,
         attach=attach,
         detach=detach,
         adopt_thread=adopt_thread,

@@ -10,12 +10,14 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import Any
 
-from trainspan import launch
+from trainspan import launch, names
 from trainspan.errors import RecordingRefused
 from trainspan.guard import warn_once
 from trainspan.identity import Identity, identify
 from trainspan.placement import place_of
+from trainspan.record.checkpoints import Notes
 from trainspan.record.marker import Marker
+from trainspan.record.spans import SpanTeller
 from trainspan.recording import layout, places
 from trainspan.recording.writer import RecordingWriter
 from trainspan.role import RANK_PID, Role
@@ -33,6 +35,8 @@ class Recorder:
         settings: in force.
         identity: of what is or was recorded; None before that, and in a forked child.
         left_by_exception: whether an exception nobody caught is ending this process.
+        step_ends: each is called after every step of training.
+        notes: what is told of checkpoints; `spans`: of other stretches of time.
     """
 
     def __init__(self, marker: Marker, settings: Settings):
@@ -40,6 +44,9 @@ class Recorder:
         self.settings = settings
         self.identity: Identity | None = None
         self.left_by_exception = False
+        self.step_ends: list[Callable[[], None]] = []
+        self.spans = SpanTeller(self.event, lambda: self.recording)
+        self.notes = Notes(marker, self.event, lambda: self.recording, settings.checkpoint_path)
         self._writer: RecordingWriter | None = None
         self._failed = False
         self._over = False  # the process has said that it is at its end
@@ -141,6 +148,10 @@ class Recorder:
         place = place_of(os.environ)
         if place:
             writer.append_event({"ts": monotonic_ns(), "event": "place", "attributes": place})
+        tags = {names.SESSION_TAG: self.settings.session_tag, names.PERF_TAG: self.settings.perf_tag}
+        if any(tags.values()):
+            values = {name: tag for name, tag in tags.items() if tag}
+            writer.append_event({"ts": monotonic_ns(), "event": "configured", "values": values})
         for event in self._early_events:
             writer.append_event(event)
         self._early_events.clear()

@@ -4,6 +4,7 @@ The event `span`: name, start_ns and end_ns, ok (False: an exception left it), a
 charged to if it lies before the first step. Cost: 20 µs an event.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ class SpanTeller:
 
     Attributes:
         dropped: spans that were not told.
+        said: names of spans that the script tells itself, now: what the hooks see of them is a part of that.
     """
 
     def __init__(self, tell: Callable[..., None], is_recording: Callable[[], bool]):
@@ -31,6 +33,7 @@ class SpanTeller:
         self._early = 0
         self._told = 0
         self.dropped = 0
+        self.said: Counter[str] = Counter()
 
     def span(
         self,

@@ -38,7 +38,7 @@ def place(
         step_ends: called after every step of training; they join.
         install_hook: `install_hook(name, place)` calls `place`, and warns where that fails.
     """
-    spans = SpanTeller(recorder.event, lambda: recorder.recording)
+    spans = recorder.spans
 
     def place_later(name: str, module: str, install: Callable[[ModuleType], Any]) -> None:
         watch.add(module, lambda package, _: install_hook(name, lambda: install(package)))

@@ -6,11 +6,12 @@ many, is decided with what is there, and what comes later joins its trace.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
 from trainspan.identity import Identity
+from trainspan.names import AnyPhase
 from trainspan.relay.follower import RankFollower
 from trainspan.relay.signals.attempts import (
     attempt_span,
@@ -19,12 +20,19 @@ from trainspan.relay.signals.attempts import (
     segment_span,
     told_span,
 )
-from trainspan.relay.signals.logs import Record, died_record, exception_record, out_of_memory_record, started_record
+from trainspan.relay.signals.logs import (
+    Record,
+    died_record,
+    exception_record,
+    out_of_memory_record,
+    started_record,
+    user_record,
+)
 from trainspan.relay.signals.sampling import StepSampler
 from trainspan.relay.signals.spans import RankPart, Span, step_spans
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.relay.timeline.segments import Segment
-from trainspan.sampling import Sampling
+from trainspan.sampling import Sampling, SpanNames
 
 PATIENCE_NS: Final = 10_000_000_000
 PATIENCE_AFTER_END_NS: Final = 1_500_000_000
@@ -54,7 +62,7 @@ class _Part(NamedTuple):
     step: RankStep
     since_ns: int
     end: ProcessEnd | None
-    phase_times_ns: list[int]
+    phase_times_ns: Mapping[AnyPhase, int]
 
 
 class Assembly:
@@ -63,10 +71,12 @@ class Assembly:
     Args:
         identity: any of its ranks.
         sampling: which steps get a trace.
+        span_names: which spans are exported; None: all.
     """
 
-    def __init__(self, identity: Identity, sampling: Sampling):
+    def __init__(self, identity: Identity, sampling: Sampling, span_names: SpanNames | None = None):
         self.followers: list[RankFollower] = []
+        self._span_names = span_names or SpanNames()
         self._identity = identity
         self._sampling = sampling
         self._sampler = StepSampler(sampling, identity.run, identity.attempt)
@@ -80,7 +90,7 @@ class Assembly:
         self,
         follower: RankFollower,
         steps: list[RankStep],
-        phase_times_ns: list[list[int]],
+        phase_times_ns: Sequence[Mapping[AnyPhase, int]],
         now_ns: int,
         observed_unix_ns: int,
     ) -> None:
@@ -96,11 +106,14 @@ class Assembly:
             follower.started_ns = None
         self._tell_checkpoints(follower)
         self._tell_told(follower)
+        events = follower.said.events
+        self._output.records.extend(user_record(follower.source, event, observed_unix_ns) for event in events)
+        events.clear()
 
     def add_segments(self, follower: RankFollower, segments: Iterable[Segment]) -> None:
         """Take over stretches of training that are over; rank 0 speaks for all."""
         if follower.source.identity.rank == 0 and not self._sampling.off:
-            self._output.spans.extend(segment_span(follower.source, segment) for segment in segments)
+            self._tell([segment_span(follower.source, segment) for segment in segments], 0)
 
     def add_end(self, follower: RankFollower, now_ns: int, observed_unix_ns: int) -> None:
         """Take over the end of a process, which `follower.finish` has noted."""
@@ -108,7 +121,7 @@ class Assembly:
         if end is None:
             return
         if follower.unfinished is not None:
-            self._add(_Part(follower, follower.unfinished, now_ns, end, []))
+            self._add(_Part(follower, follower.unfinished, now_ns, end, {}))
         self.add_segments(follower, follower.segments.end(end.at_ns))
         self._tell_told(follower)
         self._tell_process(follower, end)
@@ -197,14 +210,9 @@ class Assembly:
             return
         made = step_spans(
             [
-                RankPart(
-                    p.follower.source,
-                    p.step,
-                    p.end,
-                    p.follower.device.of(p.step.number),
-                    p.follower.calls_of(p.step),
-                )
+                RankPart(f.source, p.step, p.end, f.device.of(p.step.number), f.calls_of(p.step), f.said.global_offset)
                 for p in parts
+                for f in (p.follower,)
             ],
             decision.reason,
             decision.root_rank,
@@ -221,7 +229,7 @@ class Assembly:
             end,
             follower.unfinished,
             follower.torch_import_ns,
-            follower.facts,
+            {**follower.facts, **follower.said.configured},
         )
         self._tell(made.spans, made.cut)
 
@@ -266,7 +274,7 @@ class Assembly:
         self._tell([attempt_span(first.source, start_unix_ns, ends)], 0)
 
     def _tell(self, spans: list[Span], cut: int) -> None:
-        self._output.spans.extend(spans)
+        self._output.spans.extend(span for span in spans if self._span_names.takes(span.name))
         self._output = self._output._replace(cut=self._output.cut + cut)
 
     def _take_output(self) -> Output:

@@ -4,7 +4,8 @@
     a step is completed        Step; its checkpoint phases as activities of their own
     a checkpoint succeeded     Saved: it holds every step below the one that was next when the call began
     a checkpoint was loaded    Loaded: its name tells which save it is
-    a stretch of init is told  an activity, if it has a state; so is a compilation, wherever it lies
+    a stretch of init is told  an activity, if it has a state; so is a phase that the user has named, and a compilation,
+                               wherever it lies
     nothing, for a while       Alive
     a process has ended        the unfinished step, and Ended
 
@@ -73,6 +74,7 @@ class RankFacts:
         """What one look at the recording gave, or with `more` the first part of it."""
         facts = [fact for event in events if event.get("event") == "checkpoint" for fact in self._checkpoint(event)]
         facts += [fact for event in events if event.get("event") == "span" for fact in self._told(event)]
+        facts += [self._activity(early.phase.wire, *early[1:3]) for early in self._follower.named_early]
         start_ns = self._follower.timeline.first_step_start_ns
         if start_ns is not None:
             facts += self._init_until(start_ns)
@@ -142,7 +144,9 @@ class RankFacts:
         if event.get("ok") is True and event.get("staging") is not True:
             at_ns = self._unix_of(end_ns)
             if kind == "load":
-                facts.append(Loaded(*self._key, at_ns, None, name[:_NAME_CHARACTERS]))
+                number = event.get("run_step")
+                number = number if type(number) is int and 0 <= number < 1 << 62 else None
+                facts.append(Loaded(*self._key, at_ns, number, name[:_NAME_CHARACTERS]))
             elif self._counts(event.get("bytes")):
                 facts.append(Saved(*self._key, at_ns, step, name[:_NAME_CHARACTERS]))
         return facts

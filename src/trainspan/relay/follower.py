@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from trainspan import names
-from trainspan.names import Phase
+from trainspan.names import AnyPhase, Phase
 from trainspan.recording.reader import RecordingReader
 from trainspan.relay.device_times import DeviceTimes
 from trainspan.relay.goodput.account import Account
 from trainspan.relay.live_history import LiveHistory
 from trainspan.relay.otlp.resource import rank_resource
 from trainspan.relay.probes.matching import ToldDevice, told_device_of
+from trainspan.relay.said import Said
 from trainspan.relay.signals.aggregates import StepAggregates
 from trainspan.relay.signals.contexts import RankSource
 from trainspan.relay.signals.metrics import RankReading
@@ -20,7 +21,7 @@ from trainspan.relay.timeline.collectives import Call, Collectives
 from trainspan.relay.timeline.counters import COMPILED, REDUCER, counts_of
 from trainspan.relay.timeline.energy import Charge
 from trainspan.relay.timeline.rank_summary import RankSummary
-from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_times_of
+from trainspan.relay.timeline.records import Interval, ProcessEnd, RankStep, phase_times_of
 from trainspan.relay.timeline.segments import Segment, Segments
 from trainspan.relay.timeline.steps import RankTimeline
 from trainspan.relay.timeline.told import Told, Value, attributes_of, told_of
@@ -28,6 +29,10 @@ from trainspan.relay.timeline.validation import loop_of
 from trainspan.sampling import sampling_from
 from trainspan.settings import load
 
+MOST_EARLY: Final = 4096
+"""What is kept of the time before the first step; a program may name phases and never make a step."""
+
+_EVALUATIONS: Final = (names.SPAN_VALIDATION, names.SPAN_TESTING)
 _SETTLED_NS: Final = 5_000_000_000
 _J_PER_KWH: Final = 3.6e6
 _CHECKPOINT_STATES: Final = {"save": "checkpoint_save", "load": "checkpoint_load"}
@@ -53,12 +58,14 @@ class RankFollower:
         out_of_memory: allocations that failed, as told, until somebody takes them.
         checkpoints: saves and loads that have ended, until somebody takes them.
         checkpoints_told: how many somebody has taken.
+        said: what its script says.
         told: other stretches of time the rank has told of, until somebody takes them.
         told_taken: how many somebody has taken.
         facts: what it trains, as attributes; empty before it has said so.
         started_ns: when it said so, until somebody takes it; None before and after that.
         uses: the device it says it uses; None before it says so.
         energy_j: of its GPU while it trained, by phase.
+        named_early: what the newest look gave of phases that the user has named, before the first step.
     """
 
     def __init__(self, reader: RecordingReader, environ: Mapping[str, str], aggregates: StepAggregates, *, own: bool):
@@ -88,11 +95,15 @@ class RankFollower:
         self._skipped = 0
         self._compiled: Mapping[str, int] = {}
         self._reducer: Mapping[str, int] = {}
+        self._evaluations: list[Told] = []  # those the script has told of, until their step has come
         self._compiling: list[tuple[int, int]] = []  # monotonic, in order of what was told
         self.uses: ToldDevice | None = None
-        self.energy_j: dict[Phase, float] = {}
+        self.energy_j: dict[AnyPhase, float] = {}
         self._told_energy_j = 0.0
         self._carbon_g_per_kwh = load(environ)[0].carbon_g_per_kwh
+        self.named_early: list[Interval] = []
+        self.said = Said()
+        self._place: dict[str, str] = {}
         self._largest_save_bytes: int | None = None
         self._environ = environ
         self._aggregates = aggregates
@@ -108,13 +119,18 @@ class RankFollower:
             self._take_event(event)
         self.timeline.gap(sighting.lost)
         self.summary.marks_lost += sighting.lost
-        return self.timeline.feed(sighting.marks)
+        steps = self.timeline.feed(sighting.marks)
+        self.named_early, self.timeline.early = self.timeline.early, []
+        self._early += [(interval.start_ns, interval.end_ns, interval.phase.wire) for interval in self.named_early]
+        return steps
 
-    def count(self, steps: list[RankStep]) -> list[list[int]]:
+    def count(self, steps: list[RankStep]) -> list[dict[AnyPhase, int]]:
         """Count what was read everywhere but in the summary; the `phase_times_of` each step."""
         if self.timeline.started:
             self._charge_early(self.timeline.first_step_start_ns)
             self.account.start(self.timeline.first_step_start_ns)
+        elif len(self._early) > MOST_EARLY:
+            self._charge_early(self.timeline.last_mark_ns)
         phase_times_ns = [phase_times_of(step) for step in steps]
         for step, times_ns in zip(steps, phase_times_ns, strict=True):
             self.account.charge(step, times_ns, self._compiling_in(step) if self._compiling else 0)
@@ -206,32 +222,51 @@ class RankFollower:
             self.allocator = event
         elif kind == "out_of_memory":
             self.out_of_memory.append(event)
-        elif kind == "place" and isinstance(event.get("attributes"), dict):
-            place = {key: value for key, value in event["attributes"].items() if isinstance(value, str)}
-            resource = rank_resource(self.source.identity, self._environ, place)
-            self.source = self.source._replace(resource=resource)
         elif kind == "facts":
             self.facts, self.started_ns = attributes_of(event), event["ts"]
         elif kind == "compiled":
             self._compiled = counts_of(event, COMPILED)
         elif kind == "ddp":
             self._reducer = counts_of(event, REDUCER)
+        elif kind == "checkpoint":
+            self._take_checkpoint(checkpoint_of(event))
+        elif kind == "span":
+            self._take_told(told_of(event))
+        else:
+            self._take_rare(event)
+
+    def _take_rare(self, event: Mapping[str, Any]) -> None:
+        kind, times = event["event"], (event.get("start_ns"), event.get("end_ns"))
+        if kind == "place" and isinstance(event.get("attributes"), dict):
+            self._add_to_place({key: value for key, value in event["attributes"].items() if isinstance(value, str)})
+        elif kind == "import" and isinstance(times[0], int) and isinstance(times[1], int):
+            self.torch_import_ns = times[0], times[1]
+        elif kind == "phase_name":
+            self._take_phase_name(event)
+        elif self.said.take(event):
+            if kind == "configured" and self.said.tags:
+                self._add_to_place(self.said.tags)
         else:
             self.device.take(event)
             for calls in self._collectives.take(event):
                 self._aggregates.fold_calls(calls)
-        times = event.get("start_ns"), event.get("end_ns")
-        if event["event"] == "import" and isinstance(times[0], int) and isinstance(times[1], int):
-            self.torch_import_ns = times[0], times[1]
-        if event["event"] == "checkpoint":
-            self._take_checkpoint(checkpoint_of(event))
-        elif event["event"] == "span":
-            self._take_told(told_of(event))
+
+    def _take_phase_name(self, event: Mapping[str, Any]) -> None:
+        number, name = event.get("number"), event.get("name")
+        if type(number) is int and isinstance(name, str):
+            self.timeline.name(number, name)
+
+    def _add_to_place(self, attributes: Mapping[str, str]) -> None:
+        self._place.update(attributes)
+        resource = rank_resource(self.source.identity, self._environ, self._place)
+        self.source = self.source._replace(resource=resource)
 
     def _take_told(self, told: Told | None) -> None:
         if told is None:
             return
         self.told.append(told)
+        if told.name in _EVALUATIONS:
+            self._evaluations.append(told)
         if told.state == "compile":
             self._compiling.append((told.start_ns, told.end_ns))
         if told.state is not None and not self.timeline.started:
@@ -264,9 +299,15 @@ class RankFollower:
 
     def _tell_validation(self, step: RankStep) -> None:
         loop = loop_of(step)
-        if loop is not None:
+        if loop is not None and not self._is_said(step):
             attributes = {names.VALIDATION_ITERATIONS: loop.iterations}
             self.told.append(Told(names.SPAN_VALIDATION, loop.start_ns, loop.end_ns, True, attributes, None))
+
+    def _is_said(self, step: RankStep) -> bool:
+        """Whether the script has told of an evaluation in `step` itself; what it told of earlier ones is forgotten."""
+        said = [told for told in self._evaluations if told.end_ns > step.start_ns]
+        self._evaluations = [told for told in said if told.end_ns > step.end_ns]
+        return any(told.start_ns < step.end_ns for told in said)
 
     def _compiling_in(self, step: RankStep) -> int:
         """Ns of `step` that the compiler took; what it took before its end is forgotten."""

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from trainspan.relay.tail import Sighting
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.relay.timeline.summary import Summary
 from trainspan.role import Role
-from trainspan.sampling import sampling_from
+from trainspan.sampling import SpanNames, sampling_from
 
 SUMMARY_INTERVAL_NS: Final = 5_000_000_000
 METRIC_INTERVAL_MS: Final = 60_000
@@ -174,7 +175,8 @@ class Pipeline:
 
     def _assembly_of(self, identity: Identity) -> Assembly:
         if identity.attempt not in self._assemblies:
-            self._assemblies[identity.attempt] = Assembly(identity, self._sampling)
+            span_names = SpanNames.of(settings.load(self._environ)[0])
+            self._assemblies[identity.attempt] = Assembly(identity, self._sampling, span_names)
         return self._assemblies[identity.attempt]
 
     def _count(self, sighting: Sighting, now_ns: int) -> None:
@@ -252,6 +254,10 @@ class Pipeline:
         health.recording_errors = sum(reader.errors for reader in readers)
         health.recording_errors += sum(follower.timeline.invalid for follower in self._followers.values())
         health.events_dropped = sum(reader.events_dropped() for reader in readers)
+        misuse: Counter[str] = Counter()
+        for follower in self._followers.values():
+            misuse.update(follower.said.misuse)
+        health.misuse = dict(misuse)
         health.cpu_s = time.process_time()
         outlets = outlet.health()
         health.exports = {signal: state.delivered for signal, state in outlets.items()}

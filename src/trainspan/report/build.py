@@ -7,7 +7,7 @@ from statistics import median
 from typing import Final
 
 from trainspan.errors import RunNotFound
-from trainspan.names import Phase
+from trainspan.names import AnyPhase, NamedPhase, Phase, place_of
 from trainspan.relay.timeline.rank_summary import RankSummary
 from trainspan.relay.timeline.rank_summary import SlowStep as RememberedStep
 from trainspan.relay.timeline.sketch import Sketch
@@ -103,8 +103,14 @@ def _rank_report(process: RankSummary) -> RankReport:
     )
 
 
+def _phases_of(process: RankSummary) -> Sequence[AnyPhase]:
+    """The phases a process can have had, in order; what its user has named comes last."""
+    named = (phase for phase in process.phase_s if isinstance(phase, NamedPhase))
+    return *PHASE_ORDER, *sorted(named, key=place_of)
+
+
 def _phase_reports(process: RankSummary) -> Iterable[PhaseReport]:
-    for phase in PHASE_ORDER:
+    for phase in _phases_of(process):
         sketch = process.phase_s.get(phase)
         spread = _spread_of(sketch) if sketch else None
         if sketch and spread:
@@ -203,7 +209,8 @@ def _unusual(views: Sequence[tuple[RankSummary, RememberedStep]]) -> tuple[Unusu
     excess_s: dict[str, float] = {}
     ranks: dict[str, list[int]] = defaultdict(list)
     for process, step in views:
-        phase, over_s = max(((p, _excess_s(process, step, p)) for p in PHASE_ORDER), key=lambda pair: pair[1])
+        phases = _phases_of(process)
+        phase, over_s = max(((p, _excess_s(process, step, p)) for p in phases), key=lambda pair: pair[1])
         if over_s > LEAST_EXCESS * step.duration_ns * _S_PER_NS:
             excess_s[phase.wire] = max(over_s, excess_s.get(phase.wire, 0.0))
             ranks[phase.wire].append(process.identity.rank)
@@ -211,12 +218,12 @@ def _unusual(views: Sequence[tuple[RankSummary, RememberedStep]]) -> tuple[Unusu
     return tuple(sorted(found, key=lambda one: (len(one.ranks), -one.excess_s)))
 
 
-def _excess_s(process: RankSummary, step: RememberedStep, phase: Phase) -> float:
+def _excess_s(process: RankSummary, step: RememberedStep, phase: AnyPhase) -> float:
     """How much longer `phase` took in `step` than in the usual one."""
     sketch = process.phase_s.get(phase)
     # A phase that most steps do not have (validation) usually takes no time at all.
     usual_s = sketch.quantile(0.5) if sketch and sketch.count * 2 > process.steps else 0.0
-    return step.phase_times_ns[phase] * _S_PER_NS - (usual_s or 0.0)
+    return dict(step.phase_times_ns).get(phase.wire, 0) * _S_PER_NS - (usual_s or 0.0)
 
 
 def _printable(text: str) -> str:

@@ -56,9 +56,15 @@ class MarkTape:
             self.now_ns += ns
 
     @contextmanager
-    def inside(self, phase: Phase, *, failed: bool = False) -> Iterator[None]:
-        """What is spent in the block is spent inside `phase`: the closure of an optimizer."""
-        outer = self._phase
+    def inside(self, phase: Phase, *, failed: bool = False, back_to: int | None = None) -> Iterator[None]:
+        """What is spent in the block is spent inside `phase`: the closure of an optimizer.
+
+        Args:
+            phase: to enter.
+            failed: whether an exception leaves the phase.
+            back_to: the number of the phase it returns to; None: the one it was entered in.
+        """
+        outer = self._phase if back_to is None else back_to
         self.mark(ENTER, phase)
         yield
         self.mark(ABORT if failed else RESUME, outer)

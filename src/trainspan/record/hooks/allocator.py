@@ -37,6 +37,7 @@ def install(
     tell: Callable[..., None],
     is_ready: Callable[[], bool] = torch.cuda.is_initialized,
     read: Callable[[], dict[str, Any]] = torch.cuda.memory_stats,
+    wire_of: Callable[[int], str] = lambda number: Phase(number).wire,
 ) -> Callable[[], None]:
     """What is to be called at the end of every step of training.
 
@@ -45,6 +46,7 @@ def install(
         tell: `tell("allocator", **fields)` appends an event.
         is_ready: whether a device is in use.
         read: the counters of the allocator of the current device.
+        wire_of: what the phase of a number is called.
     """
     next_ns = 0
 
@@ -65,7 +67,7 @@ def install(
 
     def left(phase: int) -> None:
         if isinstance(sys.exc_info()[1], torch.cuda.OutOfMemoryError):
-            tell("out_of_memory", step=marker.steps(), phase=Phase(phase).wire)
+            tell("out_of_memory", step=marker.steps(), phase=wire_of(phase))
 
     marker.on_abort(left)
     return step_ended

@@ -62,12 +62,11 @@ def _marked(
         except BaseException:
             abort(outer)
             raise
-        if self in holders:
-            step(outer)
+        if self not in holders:
+            resume(outer)
+        elif step(outer):
             for end in step_ends:
                 end()
-        else:
-            resume(outer)
         return result
 
     return replay

@@ -75,7 +75,9 @@ class Stretch:
         self._told = 0
 
     def note(self, start_ns: int, end_ns: int, attributes: dict[str, Any] | None = None) -> None:
-        """One call that has ended."""
+        """One call that has ended; if the script tells of it itself, it is a part of that."""
+        if self._spans.said[self._name]:
+            return
         if self._first_ns is not None and start_ns - self._last_ns > APART_NS:
             self.flush()
         self._first_ns = start_ns if self._first_ns is None else min(self._first_ns, start_ns)

@@ -137,6 +137,7 @@ def _hooks(
         if _frames_of(wrapper) >= depth:
             return True
         depth = 0
+        abort(outer)
         return False
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -151,10 +152,15 @@ def _hooks(
                 depth = frames
                 return
             depth = 0
-            abort(outer)
+            # Who has left the optimizer's step by way of an outer phase has left that one too, and says so itself.
+            if marker.now() == _OPTIMIZER:
+                abort(outer)
         if scaling.outer is not None and mine():
             resume(scaling.outer)
             scaling.outer = None
+        if marker.now() == _OPTIMIZER and mine():
+            outer, depth = _OPTIMIZER, 1  # the user has marked this as a phase
+            return
         entered = enter(_OPTIMIZER)
         if entered == FOREIGN and claim():
             entered = enter(_OPTIMIZER)
@@ -174,13 +180,13 @@ def _hooks(
         depth = 0
         close(optimizer, outer, step)
 
-    def close(optimizer: Any, outer: int, end_step: Callable[[int], None]) -> None:
-        if lead.is_led_by(optimizer):
-            end_step(outer)
+    def close(optimizer: Any, outer: int, end_step: Callable[[int], bool]) -> None:
+        if not lead.is_led_by(optimizer):
+            if outer != _OPTIMIZER:
+                resume(outer)
+        elif end_step(outer):
             for end in step_ends:
                 end()
-        else:
-            resume(outer)
 
     def skipped(optimizer: Any, outer: int) -> None:
         close(optimizer, outer, marker.skip)

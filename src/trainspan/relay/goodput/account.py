@@ -10,9 +10,11 @@ What is charged when:
 * `lost_work`: steps that an earlier attempt had done.
 * `init`: until the first step starts; the whole life of a process that never took one.
 * A checkpoint loaded or saved before that: `checkpoint_load`, `checkpoint_save`.
+* A phase that the user has named is `custom.<name>`, before the first step and ever after.
 * In a completed step: waiting for a batch is `data_wait`, validation is `validation`, a checkpoint as before, what the
   compiler took is `compile`, everything else is `productive`.
-* After the last step, until an orderly close: `shutdown`, but for validation and checkpoints, which stay themselves.
+* After the last step, until an orderly close: `shutdown`, but for validation, checkpoints and what the user has named,
+  which stay themselves.
 * `unaccounted`: the unfinished last step of a process that died or raised, the time of steps whose marks were lost,
   and what a process did that entered phases and completed no step.
 
@@ -21,10 +23,10 @@ completed step and no further, because nobody knows yet what the running step wi
 that open remainder as `unaccounted`, for whoever wants the account up to now.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Final
 
-from trainspan.names import Phase
+from trainspan.names import AnyPhase, NamedPhase, Phase
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 
 _ALWAYS: Final = {
@@ -34,10 +36,29 @@ _ALWAYS: Final = {
 }
 """Phases that are a state of their own, wherever they come."""
 
-_STATE_OF: Final = tuple({**_ALWAYS, Phase.DATA_WAIT: "data_wait"}.get(phase, "productive") for phase in Phase)
-_STATE_AGAIN: Final = tuple(state if state.startswith("checkpoint") else "lost_work" for state in _STATE_OF)
-_STATE_AFTER_STEPS: Final = tuple(_ALWAYS.get(phase, "shutdown") for phase in Phase)
-_STATE_WITHOUT_STEPS: Final = tuple(_ALWAYS.get(phase, "unaccounted") for phase in Phase)
+
+class _States(dict[AnyPhase, str]):
+    """The state of each phase. One that a user has named is a state of its own, unless `of_named` is one for them all.
+
+    Args:
+        special: phases with a state of their own.
+        default: of all others.
+    """
+
+    def __init__(self, special: Mapping[Phase, str], default: str, of_named: str | None = None):
+        super().__init__((phase, special.get(phase, default)) for phase in Phase)
+        self._of_named = of_named
+
+    def __missing__(self, phase: NamedPhase) -> str:
+        return self._of_named or phase.wire
+
+
+_IN_STEPS: Final = {**_ALWAYS, Phase.DATA_WAIT: "data_wait"}
+_KEPT: Final = {phase: state for phase, state in _ALWAYS.items() if state.startswith("checkpoint")}
+_STATE_OF: Final = _States(_IN_STEPS, "productive")
+_STATE_AGAIN: Final = _States(_KEPT, "lost_work", of_named="lost_work")
+_STATE_AFTER_STEPS: Final = _States(_ALWAYS, "shutdown")
+_STATE_WITHOUT_STEPS: Final = _States(_ALWAYS, "unaccounted")
 
 
 class Account:
@@ -77,7 +98,7 @@ class Account:
         self._charge("init", start_ns)
         self._charge(state, end_ns)
 
-    def charge(self, step: RankStep, phase_times_ns: Sequence[int], compiling_ns: int = 0) -> None:
+    def charge(self, step: RankStep, phase_times_ns: Mapping[AnyPhase, int], compiling_ns: int = 0) -> None:
         """Charge a completed step, and what lies between it and the step before as `unaccounted`.
 
         Args:
@@ -94,9 +115,9 @@ class Account:
         states_ns = self._states_ns
         state_of = _STATE_OF if self._steps > self._steps_again else _STATE_AGAIN
         productive_ns = states_ns.get("productive", 0)
-        for state, time_ns in zip(state_of, phase_times_ns, strict=True):
-            if time_ns:
-                states_ns[state] = states_ns.get(state, 0) + time_ns
+        for phase, time_ns in phase_times_ns.items():
+            state = state_of[phase]
+            states_ns[state] = states_ns.get(state, 0) + time_ns
         if compiling_ns:
             moved_ns = min(compiling_ns, states_ns.get("productive", 0) - productive_ns)
             states_ns["productive"] = states_ns.get("productive", 0) - moved_ns
@@ -135,7 +156,7 @@ class Account:
         """What the states add up to."""
         return self.charged_until_ns - self.began_ns
 
-    def _charge_intervals(self, step: RankStep, state_of: Sequence[str]) -> None:
+    def _charge_intervals(self, step: RankStep, state_of: Mapping[AnyPhase, str]) -> None:
         for phase, _start_ns, end_ns, _failed in step.intervals:
             self._charge(state_of[phase], end_ns)
 

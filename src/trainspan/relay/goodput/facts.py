@@ -19,7 +19,7 @@ from operator import le, lt
 from typing import Any, NamedTuple
 
 from trainspan.clock import Anchor
-from trainspan.names import Phase
+from trainspan.names import AnyPhase, NamedPhase, Phase
 from trainspan.relay.goodput.states import DEPTH_MAX, is_activity
 from trainspan.relay.timeline.records import RankStep
 
@@ -169,11 +169,22 @@ Fact = Begun | Step | StepRun | Activity | Saved | Loaded | Alive | Ended
 PLAIN = 1 << 2 | 1
 """Flags of one finished step that was not recompiled."""
 
-_STATE_OF_PHASE = {Phase.DATA_WAIT: "data_wait", Phase.VALIDATION: "validation"}
+
+class _PieceStates(dict[AnyPhase, str]):
+    """What a phase counts as that is no work; one that is work has no entry. What a user has named is its own."""
+
+    def __contains__(self, phase: object) -> bool:
+        return isinstance(phase, NamedPhase) or super().__contains__(phase)
+
+    def __missing__(self, phase: NamedPhase) -> str:
+        return phase.wire
+
+
+_STATE_OF_PHASE = _PieceStates({Phase.DATA_WAIT: "data_wait", Phase.VALIDATION: "validation"})
 
 
 def step_of(step: RankStep, attempt: int, rank: int, anchor: Anchor, *, recompiled: bool = False) -> Step:
-    """The fact in one step of the timeline. All its phases are work, but for waiting for input and validation."""
+    """The fact in one step of the timeline. All is work, but for waiting for input, validation, and what is named."""
     shift = anchor.unix_ns - anchor.monotonic_ns
     pieces = tuple(
         Piece(_STATE_OF_PHASE[interval.phase], interval.start_ns + shift, interval.end_ns + shift)

@@ -32,7 +32,7 @@ Because every instant is claimed once and re-read by disjoint rules, the states 
 
 from typing import Final
 
-from trainspan.names import STATES
+from trainspan.names import STATES, NamedPhase
 
 CLAIMS: Final = (
     "uncovered",
@@ -83,7 +83,7 @@ Not the checkpoint calls: the save that the next attempt resumed from lies insid
 IN_STEP: Final = frozenset({PRODUCTIVE, DATA_WAIT, STRAGGLER_WAIT, COMPILE})
 """What an undisturbed step may hold. A step with anything else does not count for the reference step."""
 
-CUSTOM_PREFIX: Final = "custom."
+CUSTOM_PREFIX: Final = NamedPhase.PREFIX
 DEPTH_MAX: Final = 31
 
 _DERIVED = frozenset({"productive", "lost_work", "unaccounted"})

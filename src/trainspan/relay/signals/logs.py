@@ -1,4 +1,7 @@
-"""Log records of what goes badly: an uncaught exception, a death without a word, a device that is out of memory."""
+"""Log records of what goes badly: an uncaught exception, a death without a word, a device that is out of memory.
+
+And of what the script says has happened.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
@@ -13,6 +16,7 @@ from trainspan.relay.signals.attempts import process_context
 from trainspan.relay.signals.contexts import SCOPE, RankSource, step_context
 from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_of_end
 from trainspan.relay.timeline.told import Value
+from trainspan.relay.timeline.user_events import UserEvent
 
 # Attributes of OpenTelemetry's semantic conventions.
 EXCEPTION_TYPE: Final = "exception.type"
@@ -97,6 +101,20 @@ def started_record(
     body = f"training of {model} with {facts.get(names.OPTIMIZER_CLASS, 'an optimizer')} has started"
     severity = SeverityNumber.INFO
     return _record(names.EVENT_STARTED, body, source, at_ns, observed_unix_ns, facts, None, severity)
+
+
+def user_record(source: RankSource, event: UserEvent, observed_unix_ns: int) -> ReadableLogRecord:
+    """The record of what the script says has happened.
+
+    Args:
+        source: the rank.
+        event: what it said.
+        observed_unix_ns: when the relay read it.
+    """
+    severity = SeverityNumber.INFO
+    return _record(
+        event.name, event.name, source, event.at_ns, observed_unix_ns, event.attributes, event.step, severity
+    )
 
 
 def _record(

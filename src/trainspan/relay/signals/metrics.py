@@ -24,7 +24,6 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 
 from trainspan import names
-from trainspan.names import Phase
 from trainspan.relay.goodput.account import Account
 from trainspan.relay.probes.probe import Reading
 from trainspan.relay.signals.aggregates import (
@@ -73,6 +72,7 @@ def has_own_histograms(world_size: int) -> bool:
 class Health:
     """How the relay fares, counted from its start; the last four by signal: `traces`, `metrics`, `logs`.
 
+    `misuse`: by kind, what the ranks have counted of the API's calls.
     `lag_s`: age of the oldest mark that the last look consumed; None before the first.
     """
 
@@ -83,6 +83,7 @@ class Health:
     spans_dropped: int = 0
     lag_s: float | None = None
     cpu_s: float = 0.0
+    misuse: Mapping[str, int] = field(default_factory=dict)
     exports: Mapping[str, int] = field(default_factory=dict)
     export_failures: Mapping[str, int] = field(default_factory=dict)
     spool_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -192,6 +193,7 @@ def node_metrics(node: NodeReading, time_unix_ns: int) -> list[Metric]:
         *_numbers(names.MARKS_LOST, {None: health.marks_lost}, span),
         *_numbers(names.EVENTS_DROPPED, {None: health.events_dropped}, span),
         *_numbers(names.RECORDING_ERRORS, {None: health.recording_errors}, span),
+        *_numbers(names.MISUSE, health.misuse, span),
         *_numbers(names.RELAY_LAG, {None: health.lag_s}, span),
         *_numbers(names.SPANS_DROPPED, {None: health.spans_dropped}, span),
         *_numbers(names.EXPORTS, health.exports, span),
@@ -211,9 +213,9 @@ def _histograms(aggregates: StepAggregates | None, span: tuple[int, int]) -> lis
     if aggregates is None:
         return []
     phases = [
-        aggregate.point({names.PHASE: phase.wire, names.CLOCK: clock}, *span)
+        by_phase[phase].point({names.PHASE: phase.wire, names.CLOCK: clock}, *span)
         for clock, by_phase in (("host", aggregates.phases), ("device", aggregates.device))
-        for phase, aggregate in zip(Phase, by_phase, strict=True)
+        for phase in sorted(by_phase, key=names.place_of)
     ]
     checkpoints = [
         aggregate.point(dict(zip(names.CHECKPOINT_DURATION.attributes, key, strict=True)), *span)

@@ -50,6 +50,7 @@ class RankPart(NamedTuple):
 
     `end`: how the process ended, if that was in this step. `device`: what its device said of the step; None: nothing.
     `calls`: its collectives, by the time at which they began.
+    `global_offset`: what makes its number one of the run; None: not known.
     """
 
     source: RankSource
@@ -57,6 +58,7 @@ class RankPart(NamedTuple):
     end: ProcessEnd | None = None
     device: DeviceStep | None = None
     calls: Mapping[int, Call] = {}
+    global_offset: int | None = None
 
 
 class Spans(NamedTuple):
@@ -139,7 +141,7 @@ def _root(first: RankPart, parts: Sequence[RankPart], because: str, root_rank: i
 
 
 def _rank_step(part: RankPart, because: str, left_out: int, root: SpanContext) -> ReadableSpan:
-    source, step, end, device, _calls = part
+    source, step, end, device, _calls, global_offset = part
     identity = source.identity
     attributes: dict[str, str | int | float] = {
         names.RANK: identity.rank,
@@ -151,6 +153,8 @@ def _rank_step(part: RankPart, because: str, left_out: int, root: SpanContext) -
         attributes[names.END_REASON] = end.reason
     if source.gpu is not None:
         attributes[names.HW_ID] = source.gpu
+    if global_offset is not None:
+        attributes[names.GLOBAL_STEP] = step.number + global_offset
     if device is not None:
         attributes[names.DEVICE_DURATION] = device.duration_ns / NS_PER_S
     if step.skipped:
@@ -191,7 +195,7 @@ def _ended_in(part: RankPart) -> int | None:
 
 
 def _phases(part: RankPart, kept: set[int]) -> list[ReadableSpan]:
-    source, step, end, device, calls = part
+    source, step, end, device, calls, _global_offset = part
     identity = source.identity
     stretches = device.stretches(step) if device is not None else (None,) * len(step.intervals)
     parent = step_context(identity, step.number, "rank", identity.rank)

@@ -8,6 +8,7 @@ and how long the device took for what it launched.
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from trainspan.names import AnyPhase
 from trainspan.relay.timeline.fields import field
 from trainspan.relay.timeline.records import Interval, RankStep
 
@@ -44,9 +45,9 @@ class DeviceStep(NamedTuple):
         at.setdefault(step.start_ns, 0)
         return tuple(_stretch(at, interval) for interval in step.intervals)
 
-    def phase_times(self, step: RankStep) -> dict[int, int]:
-        """Ns on the device by the number of the phase."""
-        times_ns: dict[int, int] = {}
+    def phase_times(self, step: RankStep) -> dict[AnyPhase, int]:
+        """Ns on the device by phase."""
+        times_ns: dict[AnyPhase, int] = {}
         for interval, stretch in zip(step.intervals, self.stretches(step), strict=True):
             if stretch is not None:
                 times_ns[interval.phase] = times_ns.get(interval.phase, 0) + stretch.duration_ns

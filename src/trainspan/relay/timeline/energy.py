@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from trainspan.names import Phase
+from trainspan.names import AnyPhase
 from trainspan.relay.timeline.records import Interval, RankStep
 
 PATIENCE_NS: Final = 900_000_000_000
@@ -31,7 +31,7 @@ _MOST_INTERVALS: Final = 100_000
 class Charge(NamedTuple):
     """What a rank is charged with. `joules`: by phase. `time_ns`: that it trained while they were drawn."""
 
-    joules: dict[Phase, float]
+    joules: dict[AnyPhase, float]
     time_ns: int
 
 
@@ -54,9 +54,9 @@ class _Rank:
         self.known_ns = 0  # everything it did until then is known
         self.over = False
 
-    def times_in(self, window: _Window) -> dict[Phase, int]:
+    def times_in(self, window: _Window) -> dict[AnyPhase, int]:
         """Ns in the window by phase."""
-        times: dict[Phase, int] = {}
+        times: dict[AnyPhase, int] = {}
         for phase, start_ns, end_ns, _ in self.intervals:
             if start_ns >= window.end_ns:
                 break
@@ -171,7 +171,7 @@ class GpuEnergy:
                     joules[phase] = joules.get(phase, 0.0) + time_ns * joules_per_ns
                 charges[name] = Charge(joules, charged_ns + sum(by_phase.values()))
 
-    def _covered_ns(self, window: _Window, times: Mapping[str, Mapping[Phase, int]]) -> int:
+    def _covered_ns(self, window: _Window, times: Mapping[str, Mapping[AnyPhase, int]]) -> int:
         """How much of the window at least one rank trained in."""
         stretches = sorted(
             (max(rank.start_ns or 0, window.start_ns), min(rank.known_ns, window.end_ns), sum(times[name].values()))

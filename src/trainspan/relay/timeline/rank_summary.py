@@ -1,12 +1,12 @@
 """What is kept of one recorded process for `trainspan report`: its steps, phases, slowest steps, account and end."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from heapq import heappush, heapreplace
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from trainspan.clock import Anchor
 from trainspan.identity import Identity, trace_id_of
-from trainspan.names import Phase
+from trainspan.names import AnyPhase, NamedPhase, Phase, named_phase, place_of
 from trainspan.relay.timeline.fields import field, optional, read_at
 from trainspan.relay.timeline.records import EndReason, ProcessEnd, RankStep, phase_of_end
 from trainspan.relay.timeline.sketch import Sketch
@@ -15,7 +15,6 @@ SLOWEST: Final = 10
 """Steps remembered one by one, per process."""
 
 _NS: Final = 1e-9
-_PHASES: Final = tuple(Phase)
 _PHASE_OF_WIRE: Final = {phase.wire: phase for phase in Phase}
 _HOW: Final = ("running", *get_args(EndReason))
 _COUNTS: Final = ("steps", "microbatches", "marks_lost")
@@ -25,20 +24,19 @@ _NUMBERS_OR_NONE: Final = ("last_step", "first_start_unix_ns", "last_end_unix_ns
 class SlowStep(NamedTuple):
     """One of the slowest steps. Ordered by duration.
 
-    `phase_times_ns`: exclusive ns by the number of the phase.
+    `phase_times_ns`: (phase on the wire, exclusive ns) of each phase it has.
     `sampled`: why the step has a trace; None if it has none.
     """
 
     duration_ns: int
     number: int
     start_unix_ns: int
-    phase_times_ns: tuple[int, ...]
+    phase_times_ns: tuple[tuple[str, int], ...]
     sampled: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object; phases without time are left out."""
-        phases = {phase.wire: time_ns for phase, time_ns in zip(_PHASES, self.phase_times_ns, strict=True) if time_ns}
-        return {**self._asdict(), "phase_times_ns": phases}
+        """A JSON object."""
+        return {**self._asdict(), "phase_times_ns": dict(self.phase_times_ns)}
 
     @classmethod
     def from_json(cls, written: Any) -> "SlowStep":
@@ -48,7 +46,7 @@ class SlowStep(NamedTuple):
             duration_ns=field(written, "duration_ns", int),
             number=field(written, "number", int),
             start_unix_ns=field(written, "start_unix_ns", int),
-            phase_times_ns=tuple(field(times, wire, int) if wire in times else 0 for wire in _PHASE_OF_WIRE),
+            phase_times_ns=tuple((phase_of_wire(wire).wire, field(times, wire, int)) for wire in times),
             sampled=optional(written, "sampled", str),
         )
 
@@ -101,7 +99,7 @@ class RankSummary:
         self.first_start_unix_ns: int | None = None
         self.last_end_unix_ns: int | None = None
         self.step_s = Sketch()
-        self.phase_s: dict[Phase, Sketch] = {}
+        self.phase_s: dict[AnyPhase, Sketch] = {}
         self.states_ns: dict[str, int] = {}
         self.marks_lost = 0
         self.ending = Ending("running")
@@ -109,7 +107,9 @@ class RankSummary:
         self.energy_s: float | None = None
         self._slowest: list[SlowStep] = []
 
-    def add(self, step: RankStep, phase_times_ns: Sequence[int], anchor: Anchor, sampled: str | None = None) -> None:
+    def add(
+        self, step: RankStep, phase_times_ns: Mapping[AnyPhase, int], anchor: Anchor, sampled: str | None = None
+    ) -> None:
         """Count a completed step.
 
         Args:
@@ -128,14 +128,14 @@ class RankSummary:
         if self.first_start_unix_ns is None:
             self.first_start_unix_ns = anchor.unix_of(step.start_ns)
         self.step_s.add(duration_ns * _NS)
-        for phase, time_ns in zip(_PHASES, phase_times_ns, strict=True):
-            if time_ns:
-                if phase not in self.phase_s:
-                    self.phase_s[phase] = Sketch()
-                self.phase_s[phase].add(time_ns * _NS)
+        for phase, time_ns in phase_times_ns.items():
+            if phase not in self.phase_s:
+                self.phase_s[phase] = Sketch()
+            self.phase_s[phase].add(time_ns * _NS)
         if len(self._slowest) < SLOWEST or duration_ns > self._slowest[0].duration_ns:
             start_unix_ns = anchor.unix_of(step.start_ns)
-            self._remember(SlowStep(duration_ns, step.number, start_unix_ns, tuple(phase_times_ns), sampled))
+            times_ns = tuple((phase.wire, time_ns) for phase, time_ns in phase_times_ns.items())
+            self._remember(SlowStep(duration_ns, step.number, start_unix_ns, times_ns, sampled))
 
     def note_sampled(self, number: int, reason: str) -> None:
         """Take over that step `number` got a trace after all."""
@@ -178,7 +178,7 @@ class RankSummary:
             "process_start_unix_ns": self.process_start_unix_ns,
             **{name: getattr(self, name) for name in (*_COUNTS, *_NUMBERS_OR_NONE)},
             "step_s": self.step_s.to_json(),
-            "phase_s": {phase.wire: sketch.to_json() for phase, sketch in sorted(self.phase_s.items())},
+            "phase_s": {phase.wire: self.phase_s[phase].to_json() for phase in sorted(self.phase_s, key=place_of)},
             "states_ns": self.states_ns,
             "slowest": slowest,
             "ending": self.ending._asdict(),
@@ -219,8 +219,15 @@ def _identity_from_json(written: Any) -> Identity:
     return Identity(**{name: field(written, name, kind) for name, kind in Identity.__annotations__.items()})
 
 
-def _phases_from_json(written: Mapping[str, Any]) -> dict[Phase, Sketch]:
-    unknown = sorted(set(written) - set(_PHASE_OF_WIRE))
-    if unknown:
-        raise ValueError(f"no such phase: {', '.join(unknown)[:80]}")
-    return {_PHASE_OF_WIRE[wire]: read_at(wire, Sketch.from_json, sketch) for wire, sketch in written.items()}
+def phase_of_wire(wire: str) -> AnyPhase:
+    """The phase of that name on the wire; ValueError says that there is none."""
+    phase = _PHASE_OF_WIRE.get(wire)
+    if phase is not None:
+        return phase
+    if not wire.startswith(NamedPhase.PREFIX):
+        raise ValueError(f"no such phase: {wire[:80]}")
+    return named_phase(wire.removeprefix(NamedPhase.PREFIX))
+
+
+def _phases_from_json(written: Mapping[str, Any]) -> dict[AnyPhase, Sketch]:
+    return {phase_of_wire(wire): read_at(wire, Sketch.from_json, sketch) for wire, sketch in written.items()}

@@ -3,13 +3,15 @@
 How the cut is made:
 
 * A step runs from the end of the step before it to its own STEP mark. The first one starts at the first ENTER mark
-  that is not of a checkpoint: loading one belongs to the init.
+  that is neither of a checkpoint nor of a phase the user has named: both can belong to the init. An ENTER of the phase
+  the rank is in, which has to be one that holds others, begins it too: the user has said that the loop begins.
 * From one mark to the next the rank is in exactly one phase: the one the earlier mark names. That is exclusive time:
   an optimizer that runs a closure is OPTIMIZER only outside the forward and backward in it.
 * OTHER directly between the end of a DATA_WAIT and the start of a FORWARD is H2D: in a plain loop the batch goes to
   the device there. All other OTHER stays OTHER, also between a DATA_WAIT that failed and a FORWARD.
 * A DATA_WAIT directly followed by VALIDATION, and the OTHER between them, is VALIDATION: it fetched a batch for it.
 * A COLLECTIVE that waits for the one launched just before it, by the same call of the library, is one with it.
+* What a phase holds that the user has named is not its time. What was spent in it before the first step is in `early`.
 * Other intervals that touch are never merged: an interval is one stay in a phase, and two stays are two calls. An
   interval of no length is dropped, except the last one of an unfinished step, which says where the process ended.
 
@@ -18,10 +20,10 @@ phase that is unknown changes nothing, a time that goes backwards counts as the 
 inside one that holds none ends that one.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
 
-from trainspan.names import Phase
+from trainspan.names import CUSTOM_FIRST, CUSTOM_LAST, AnyPhase, NamedPhase, Phase, named_phase
 from trainspan.recording.layout import (
     ABORT,
     CODE_MASK,
@@ -37,30 +39,39 @@ from trainspan.recording.layout import (
 )
 from trainspan.relay.timeline.records import Interval, RankStep
 
-_HOLDERS: Final = (Phase.OTHER, Phase.OPTIMIZER)
+_CUSTOM: Final = range(CUSTOM_FIRST, CUSTOM_LAST + 1)
+_NUMBERS: Final = (*map(int, Phase), *_CUSTOM)
+_PLACES: Final = (int(Phase.OTHER), *_CUSTOM)
+"""Where a rank is between the phases: what may last from one step into the next."""
+_HOLDERS: Final = (*_PLACES, int(Phase.OPTIMIZER))
+_HELD: Final[Mapping[int, tuple[Phase, ...]]] = {Phase.VALIDATION: (Phase.CHECKPOINT_SAVE, Phase.CHECKPOINT_LOAD)}
+"""What is held by a phase that does not hold every other one."""
 _STEPPING: Final = (*_HOLDERS, Phase.GRAPH_REPLAY, Phase.AMP)
 """Where a step can end: a graph can hold a whole one, and a gradient scaler lets one out."""
 _KINDS: Final = (ENTER, RESUME, ABORT, STEP)
 
 
-def _legal_in(phase: Phase) -> frozenset[int]:
+def _legal_in(phase: int) -> frozenset[int]:
     """The codes that a writer in good order can write while it is in `phase`."""
-    inner = [p for p in Phase if p not in (Phase.OTHER, phase)] if phase in _HOLDERS else []
-    outer = [p for p in _HOLDERS if p is not phase] if phase is not Phase.OTHER else []
+    inner = [p for p in _NUMBERS if p not in (Phase.OTHER, phase)] if phase in _HOLDERS else _HELD.get(phase, ())
+    outer = [p for p in _HOLDERS if p != phase] if phase != Phase.OTHER else []
+    outer += [holder for holder, held in _HELD.items() if phase in held]
+    again = [ENTER | phase, ABORT | phase] if phase in _PLACES else []
     return frozenset(
         [ENTER | p for p in inner]
         + [kind | p for kind in (RESUME, ABORT) for p in outer]
         + ([STEP | p for p in _HOLDERS] if phase in _STEPPING else [])
+        + again
     )
 
 
-_LEGAL: Final = {phase: _legal_in(phase) for phase in Phase}
+_LEGAL: Final = {phase: _legal_in(phase) for phase in _NUMBERS}
 _OTHER: Final = Phase.OTHER
 _DATA_WAIT: Final = Phase.DATA_WAIT
 _VALIDATION: Final = Phase.VALIDATION
 _H2D: Final = Phase.H2D
 _COLLECTIVE: Final = Phase.COLLECTIVE
-_ANY: Final = frozenset(kind | phase for kind in _KINDS for phase in Phase)
+_ANY: Final = frozenset(kind | phase for kind in _KINDS for phase in _NUMBERS)
 
 # What a mark asks for beside the change of phase.
 _NOTHING: Final = 0
@@ -73,16 +84,26 @@ _TASKS: Final = {
     ENTER | Phase.FORWARD: _RELABEL,
     ENTER | Phase.VALIDATION: _RELABEL,
     ENTER | Phase.COLLECTIVE: _CALL,
-    **{STEP | phase: _CLOSE for phase in Phase},
+    **{STEP | phase: _CLOSE for phase in _NUMBERS},
 }
+_Meaning: TypeAlias = tuple[AnyPhase, frozenset[int], int]
+
+
+def _meaning_of(code: int, phase: AnyPhase) -> _Meaning:
+    return phase, _LEGAL[code & PHASE_MASK], _TASKS.get(code, _NOTHING)
+
+
+_UNNAMED: Final = named_phase(NamedPhase.REST)
 _MEANING: Final = {
-    code: (Phase(code & PHASE_MASK), _LEGAL[Phase(code & PHASE_MASK)], _TASKS.get(code, _NOTHING)) for code in _ANY
+    code: _meaning_of(code, _UNNAMED if code & PHASE_MASK in _CUSTOM else Phase(code & PHASE_MASK)) for code in _ANY
 }
 
 _BEFORE_STEPS: Final = frozenset(
-    ENTER | phase for phase in (Phase.CHECKPOINT_SAVE, Phase.CHECKPOINT_LOAD, Phase.COLLECTIVE)
+    ENTER | phase for phase in (Phase.CHECKPOINT_SAVE, Phase.CHECKPOINT_LOAD, Phase.COLLECTIVE, *_CUSTOM)
 )
 """Marks that begin no step."""
+
+_BETWEEN: Final = (Phase.OTHER, Phase.OPTIMIZER)
 
 _BEFORE_ALL_TIME: Final = -(1 << 63)
 
@@ -98,6 +119,7 @@ class RankTimeline:
         first_step_start_ns: when the first step began; None before that, and for ever if a lap has hidden it (see
             `started`).
         phase_now: what the rank is doing since `last_mark_ns`; None before the first mark and after a lap.
+        early: what was spent before the first step in phases that the user has named, until somebody takes it.
     """
 
     def __init__(self) -> None:
@@ -106,7 +128,10 @@ class RankTimeline:
         self.lost_ns = 0
         self.last_mark_ns: int | None = None
         self.first_step_start_ns: int | None = None
-        self.phase_now: Phase | None = None
+        self.phase_now: AnyPhase | None = None
+        self.early: list[Interval] = []
+        self._meaning: Mapping[int, _Meaning] = _MEANING
+        self._legal = _LEGAL[Phase.OTHER]  # in `phase_now`
         self._start_ns: int | None = None  # of the step being built; None while looking for where one starts
         self._since_ns = _BEFORE_ALL_TIME  # start of the interval being built: the time of the newest mark
         self._intervals: list[Interval] = []
@@ -124,6 +149,14 @@ class RankTimeline:
     def init_end_ns(self, end_ns: int) -> int | None:
         """When a process that ended at `end_ns` was through with its init; None if a lap has hidden it."""
         return self.first_step_start_ns if self.started else end_ns
+
+    def name(self, number: int, name: str) -> None:
+        """Take over what the user calls the phase that has `number` in the marks; others than these keep their name."""
+        if number not in _CUSTOM:
+            return
+        phase = named_phase(name)
+        codes = [kind | number for kind in _KINDS]
+        self._meaning = {**self._meaning, **{code: _meaning_of(code, phase) for code in codes}}
 
     def feed(self, marks: Sequence[int]) -> list[RankStep]:
         """The steps that `marks` complete.
@@ -179,14 +212,18 @@ class RankTimeline:
         """Index behind the mark with which a step begins, which is begun; the number of words if there is none."""
         starts = (STEP,) if self.laps else (ENTER, STEP)
         for index in range(0, len(marks) - 1, 2):
-            meaning = _MEANING.get(marks[index + 1] & CODE_MASK)
+            code = marks[index + 1] & CODE_MASK
+            meaning = self._meaning.get(code)
             if meaning is None or marks[index] < self._since_ns:
                 self.invalid += 1
             if meaning is None:
                 continue
+            before, since_ns = self.phase_now, self._since_ns
             self._since_ns = self.last_mark_ns = max(marks[index], self._since_ns)
-            self.phase_now = meaning[0]
-            if marks[index + 1] & KIND_MASK in starts and marks[index + 1] & CODE_MASK not in _BEFORE_STEPS:
+            self.phase_now, self._legal = meaning[:2]
+            if isinstance(before, NamedPhase) and not self.laps:
+                self.early.append(Interval(before, since_ns, self._since_ns))
+            if code & KIND_MASK in starts and (code not in _BEFORE_STEPS or before is self.phase_now):
                 self._begin(marks[index + 1])
                 return index + 2
         return len(marks)
@@ -203,7 +240,7 @@ class RankTimeline:
         if self._torn_ns is not None:
             self.lost_ns += self._start_ns - self._torn_ns
 
-    def _cut(self, marks: Sequence[int], start_ns: int, phase: Phase) -> list[RankStep]:
+    def _cut(self, marks: Sequence[int], start_ns: int, phase: AnyPhase) -> list[RankStep]:
         """The steps that `marks` complete, while the one begun at `start_ns` is being built and the rank is in `phase`.
 
         One loop over local names, and intervals made past their constructor: it would double the cost.
@@ -212,7 +249,7 @@ class RankTimeline:
         new = tuple.__new__
         intervals, microbatches, number = self._intervals, self._microbatches, self._number
         calls, validations = self._calls, self._validations
-        since_ns, invalid, legal = self._since_ns, 0, _LEGAL[phase]
+        since_ns, invalid, legal, meaning = self._since_ns, 0, self._legal, self._meaning
         pairs = iter(marks)
         for time_ns, word in zip(pairs, pairs, strict=False):
             code = word & CODE_MASK
@@ -225,7 +262,7 @@ class RankTimeline:
                 since_ns = time_ns
             elif time_ns < since_ns:
                 invalid += 1
-            phase, legal, task = _MEANING[code]
+            phase, legal, task = meaning[code]
             if task == _NOTHING:
                 continue
             if task == _COUNT:
@@ -257,7 +294,7 @@ class RankTimeline:
                 calls, validations = [], 0
         self._intervals, self._microbatches, self._number, self._start_ns = intervals, microbatches, number, start_ns
         self._calls, self._validations = calls, validations
-        self.phase_now, self._since_ns, self.last_mark_ns = phase, since_ns, since_ns
+        self.phase_now, self._legal, self._since_ns, self.last_mark_ns = phase, legal, since_ns, since_ns
         self.invalid += invalid
         return steps
 
@@ -266,7 +303,7 @@ def _call(intervals: list[Interval], calls: list[tuple[int, int]], at_ns: int, o
     """When the collective that is entered at `at_ns` began: earlier, if it was launched by the same call."""
     if operand & SAME_CALL and calls and calls[-1][1] == operand & ~(WAIT | SAME_CALL):
         start_ns = calls[-1][0]
-        gap = 1 if intervals and intervals[-1][0] in _HOLDERS else 0
+        gap = 1 if intervals and intervals[-1][0] in _BETWEEN else 0
         launch = intervals[-1 - gap] if len(intervals) > gap else None
         if launch and launch[:2] == (_COLLECTIVE, start_ns) and not launch[3]:
             del intervals[-1 - gap :]
@@ -275,7 +312,7 @@ def _call(intervals: list[Interval], calls: list[tuple[int, int]], at_ns: int, o
     return at_ns
 
 
-def _relabel(intervals: list[Interval], phase: Phase) -> None:
+def _relabel(intervals: list[Interval], phase: AnyPhase) -> None:
     """Name the newest intervals by what they turn out to have led to: the start of `phase`."""
     gap = 1 if intervals and intervals[-1][0] is _OTHER else 0
     if len(intervals) <= gap:
