@@ -125,6 +125,10 @@ OPTIMIZER_BETA1 = "training.optimizer.beta1"
 OPTIMIZER_BETA2 = "training.optimizer.beta2"
 OPTIMIZER_FUSED = "training.optimizer.fused"
 HW_ID = "hw.id"
+GLOBAL_STEP = "training.global_step"
+EPOCH = "training.epoch"
+STEP_SAMPLES = "training.samples"
+STEP_TOKENS = "training.tokens"
 
 # Metric attributes.
 CLOCK = "training.clock"
@@ -154,6 +158,8 @@ HW_GPU_THROTTLE_REASON = "hw.gpu.throttle.reason"
 HW_GPU_LINK = "hw.gpu.link"
 ERROR_TYPE = "error.type"
 IO_DIRECTION = "network.io.direction"
+SCALAR_NAME = "training.scalar.name"
+COUNTER_NAME = "training.counter.name"
 
 # Log events.
 EVENT_STARTED = "training.started"
@@ -241,6 +247,10 @@ SPAN_ATTRIBUTES = (
     Name(OPTIMIZER_BETA2, "Second beta that the optimizer was made with."),
     Name(OPTIMIZER_FUSED, "Whether the optimizer was asked to be fused."),
     Name(HW_ID, "UUID of the GPU, or of the MIG instance, that the rank uses; that of its `hw.*` metrics."),
+    Name(GLOBAL_STEP, "Optimizer steps of the run, over all attempts, with this step; as the framework counts."),
+    Name(EPOCH, "Number of the epoch, as the framework counts."),
+    Name(STEP_SAMPLES, "Samples in the batches of the rank's step."),
+    Name(STEP_TOKENS, "Tokens in the batches of the rank's step, padding included."),
 )
 
 METRIC_ATTRIBUTES = (
@@ -257,6 +267,8 @@ METRIC_ATTRIBUTES = (
     Name(COLLECTIVE_GROUP, "The process group, by its description, or else its name."),
     Name(COMPILE_KIND, "A `first` compilation of a function, or a `recompilation`."),
     Name(DDP_PART, "Either `forward_compute`, `backward_compute`, `backward_comm`, or `backward_overlap` of the two."),
+    Name(SCALAR_NAME, "What was logged, by the name that the script or its framework gives it."),
+    Name(COUNTER_NAME, "What the script counts."),
     Name(ALLOCATOR_STATE, "Of torch's allocator: `reserved` from the device, `active`, or `allocated` to tensors."),
     Name(HW_ID, "UUID of the GPU, or of the MIG instance, as its driver gives it."),
     Name(HW_TYPE, "What it is: `gpu`."),
@@ -366,6 +378,22 @@ DDP_DURATION = Metric(
 DDP_BUCKET_SIZE = Metric(
     "training.ddp.bucket.size", "gauge", "By", "Size of all gradient buckets of DistributedDataParallel."
 )
+SAMPLES = Metric("training.samples", "counter", "{sample}", "Samples in the batches of a rank's completed steps.")
+TOKENS = Metric(
+    "training.tokens", "counter", "{token}", "Tokens in the batches of a rank's completed steps, padding included."
+)
+FLOPS = Metric("training.flops", "counter", "{operation}", "Floating-point operations of the model, where known.")
+MFU = Metric(
+    "training.mfu", "gauge", "1", "FLOPs of a rank's newest 1024 steps over what its device could do in their time."
+)
+PROGRESS_EPOCH = Metric("training.progress.epoch", "gauge", "{epoch}", "Epoch, as the framework counts.")
+PROGRESS_GLOBAL_STEP = Metric(
+    "training.progress.global_step", "gauge", "{step}", "Steps of the run over all attempts, as the framework counts."
+)
+SCALAR = Metric(
+    "training.scalar", "gauge", "{value}", "Last value of what the script or its framework logs.", (SCALAR_NAME,)
+)
+COUNTER = Metric("training.counter", "counter", "{count}", "What the script counts by itself.", (COUNTER_NAME,))
 
 ALLOCATOR_USAGE = Metric(
     "training.allocator.memory.usage",
@@ -417,6 +445,9 @@ MARKS = Metric("trainspan.marks", "counter", "{mark}", "Marks read from the reco
 MARKS_LOST = Metric("trainspan.marks.lost", "counter", "{mark}", "Marks overwritten before they were read.")
 EVENTS_DROPPED = Metric("trainspan.events.dropped", "counter", "{event}", "Events a rank dropped at its bound.")
 RECORDING_ERRORS = Metric("trainspan.recording.errors", "counter", "{error}", "Torn or hostile bytes in recordings.")
+SCALARS_DROPPED = Metric(
+    "trainspan.scalars.dropped", "counter", "{value}", "Logged values that a bound or their kind kept out."
+)
 RELAY_LAG = Metric("trainspan.relay.lag", "gauge", "s", "Age of the oldest mark that the last look consumed.")
 SPANS_DROPPED = Metric("trainspan.spans.dropped", "counter", "{span}", "Spans cut off at the bound of one trace.")
 EXPORTS = Metric("trainspan.exports", "counter", "{batch}", "Batches the endpoint accepted.", (SIGNAL,))
@@ -446,6 +477,14 @@ METRICS = (
     GRAPH_BREAKS,
     DDP_DURATION,
     DDP_BUCKET_SIZE,
+    SAMPLES,
+    TOKENS,
+    FLOPS,
+    MFU,
+    PROGRESS_EPOCH,
+    PROGRESS_GLOBAL_STEP,
+    SCALAR,
+    COUNTER,
     ALLOCATOR_USAGE,
     ALLOCATOR_PEAK,
     ALLOCATOR_RETRIES,
@@ -468,6 +507,7 @@ METRICS = (
     MARKS_LOST,
     EVENTS_DROPPED,
     RECORDING_ERRORS,
+    SCALARS_DROPPED,
     RELAY_LAG,
     SPANS_DROPPED,
     EXPORTS,

@@ -29,6 +29,10 @@ class Settings:
     device_share: float | None
     checkpoint_path: str
     carbon_g_per_kwh: float | None
+    flops_per_token: float | None
+    flops_per_sample: float | None
+    peak_flops: float | None
+    count_flops: bool
     launch_id: str | None
     rank_pid: int | None
 
@@ -125,6 +129,13 @@ def _share(text: str) -> float:
     return share
 
 
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError(text)
+    return number
+
+
 VARIABLES = (
     Variable(
         "TRAINSPAN_ENABLED",
@@ -213,6 +224,36 @@ VARIABLES = (
         "use grams of CO2 equivalent per kWh, from 0 to 10000",
         "Carbon intensity of the electricity here, for `training.carbon`. Unset: no estimate.",
         _intensity,
+    ),
+    Variable(
+        "TRAINSPAN_FLOPS_PER_TOKEN",
+        "",
+        "use a number above 0",
+        "FLOPs of the model for one token, forward and backward (6 times its parameters, for a dense transformer). "
+        "With it, tokens become FLOPs.",
+        _positive,
+    ),
+    Variable(
+        "TRAINSPAN_FLOPS_PER_SAMPLE",
+        "",
+        "use a number above 0",
+        "The same for one sample, where batches hold no tokens.",
+        _positive,
+    ),
+    Variable(
+        "TRAINSPAN_PEAK_FLOPS",
+        "",
+        "use a number above 0",
+        "Peak FLOP/s of one device, at the precision in use; with FLOPs known, the MFU follows.",
+        _positive,
+    ),
+    Variable(
+        "TRAINSPAN_COUNT_FLOPS",
+        "0",
+        "use 1 or 0",
+        "Have torch count the FLOPs of one step, the third, which then takes a multiple of its time. "
+        "Where something is compiled nothing is counted.",
+        _boolean,
     ),
     Variable(
         "TRAINSPAN_LAUNCH_ID",

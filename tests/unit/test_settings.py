@@ -22,6 +22,10 @@ DEFAULTS = Settings(
     device_share=None,
     checkpoint_path="hash",
     carbon_g_per_kwh=None,
+    flops_per_token=None,
+    flops_per_sample=None,
+    peak_flops=None,
+    count_flops=False,
     launch_id=None,
     rank_pid=None,
 )

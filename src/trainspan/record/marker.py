@@ -42,6 +42,7 @@ class Marker(NamedTuple):
     `enter(phase)`: the phase to return to (>= 0), NESTED or FOREIGN. Only with the first may one of these follow:
     `resume(outer)`, `abort(outer)` (left by an exception), `step(outer)` (the lead optimizer's step ended),
     `skip(outer)` (it ended without having been made). The phase may come with an operand, shifted by OPERAND_SHIFT.
+    `resume_with(outer, operand)`: as `resume`; what the operand says of the phase that was left is in `layout`.
     `attach(words, capacity)`: record into this ring from now on, for the calling thread. `detach()`: stop; every
     `enter` answers FOREIGN. `adopt_thread()`: the calling thread is the one that trains; `mine()`: is it?
     `owner()`: the identity of the one that does.
@@ -56,6 +57,7 @@ class Marker(NamedTuple):
     abort: Callable[[int], None]
     step: Callable[[int], None]
     skip: Callable[[int], None]
+    resume_with: Callable[[int, int], None]
     attach: Callable[[memoryview, int], None]
     detach: Callable[[], None]
     adopt_thread: Callable[[], None]
@@ -141,6 +143,15 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         if position == stop:
             turn()
 
+    def resume_with(outer: int, operand: int) -> None:
+        nonlocal current, position
+        current = outer
+        words[position + 1] = operand << OPERAND_SHIFT | RESUME | outer
+        words[position] = monotonic_ns()
+        position += 2
+        if position == stop:
+            turn()
+
     def abort(outer: int) -> None:
         nonlocal current
         left, current = current, outer
@@ -216,6 +227,7 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         abort=abort,
         step=step,
         skip=skip,
+        resume_with=resume_with,
         attach=attach,
         detach=detach,
         adopt_thread=adopt_thread,

@@ -21,7 +21,7 @@ from trainspan.relay.signals.attempts import (
 )
 from trainspan.relay.signals.logs import Record, died_record, exception_record, out_of_memory_record, started_record
 from trainspan.relay.signals.sampling import StepSampler
-from trainspan.relay.signals.spans import RankPart, Span, step_spans
+from trainspan.relay.signals.spans import Span, step_spans
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.relay.timeline.segments import Segment
 from trainspan.sampling import Sampling
@@ -196,16 +196,7 @@ class Assembly:
         if decision.reason is None:
             return
         made = step_spans(
-            [
-                RankPart(
-                    p.follower.source,
-                    p.step,
-                    p.end,
-                    p.follower.device.of(p.step.number),
-                    p.follower.calls_of(p.step),
-                )
-                for p in parts
-            ],
+            [p.follower.part(p.step, p.end) for p in parts],
             decision.reason,
             decision.root_rank,
         )
