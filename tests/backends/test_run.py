@@ -34,7 +34,9 @@ OUTAGE_S = float(os.environ.get("TRAINSPAN_TEST_OUTAGE_S", "20"))
 NEEDS_A_DEVICE = ("training.allocator.", "training.energy", "training.carbon", "hw.")
 """Beginnings of metrics that no run on a CPU sends."""
 NEEDS_A_CHECKPOINT = ("training.checkpoint.",)
-ON_CPU = [metric for metric in names.METRICS if not metric.name.startswith((*NEEDS_A_DEVICE, *NEEDS_A_CHECKPOINT))]
+NEEDS_A_FRAMEWORK = ("training.progress.epoch",)
+NOT_HERE = (*NEEDS_A_DEVICE, *NEEDS_A_CHECKPOINT, *NEEDS_A_FRAMEWORK)
+ON_CPU = [metric for metric in names.METRICS if not metric.name.startswith(NOT_HERE)]
 ON_RECORDED_GPUS = [
     metric for metric in names.METRICS if metric.name.startswith(("training.energy", "training.carbon", "hw."))
 ]
