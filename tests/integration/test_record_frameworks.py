@@ -1,5 +1,6 @@
 """Frameworks, as they are installed: nothing about them changes, and what only they know is told."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -7,6 +8,11 @@ import pytest
 from tests.integration.recorded import Pair, in_good_order, phases_of, run_both
 
 SCENARIOS = ("lightning", "pytorch_lightning", "transformers", "accelerate")
+
+pytestmark = pytest.mark.skipif(
+    not all(map(find_spec, SCENARIOS)),
+    reason="not all frameworks are installed: would show that nothing about them changes, and what is heard of them",
+)
 
 FETCH = "data_wait"
 BATCH = ["h2d", "forward", "backward"]
