@@ -55,7 +55,7 @@ def test_a_loop_without_torch_is_recorded_as_it_says(tmp_path: Path) -> None:
         ["data_wait", "custom.roll_out", "forward", "custom.roll_out", "custom.score", "custom.roll_out"]
     ] * 3
     assert [early.phase.wire for early in recording.early] == ["custom.tokenize"]
-    assert told(recording, "global_step", "step", "number") == [(0, 100)]
+    assert told(recording, "progress", "step", "global_step") == [(0, 100)]
     assert told(recording, "span", "name", "state", "ok", "attributes") == [
         ("training.init.model", "model_init", True, None),
         ("training.validation", "validation", True, {"set": "held-out", "training.validation.iterations": 4}),

@@ -146,7 +146,7 @@ class Engine:
         offset = number - self.marker.steps()
         if offset != self._offset:
             self._offset = offset
-            self.recorder.event("global_step", step=self.marker.steps(), number=number)
+            self.recorder.event("progress", step=self.marker.steps(), global_step=number)
 
     def end_step(self, what: str) -> None:
         """A step of training is complete."""

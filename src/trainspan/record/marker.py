@@ -47,6 +47,7 @@ class Marker(NamedTuple):
     `resume(outer)`, `abort(outer)` (left by an exception), `step(outer)` (the lead optimizer's step ended),
     `skip(outer)` (it ended without having been made): both tell whether that has ended a step of training. The phase
     may come with an operand, shifted by OPERAND_SHIFT.
+    `resume_with(outer, operand)`: as `resume`; what the operand says of the phase that was left is in `layout`.
     `hold_step(held)`: while held, these end none; only `complete()` does, wherever the rank is.
     `begin()`: the loop begins here. `now()`: the phase the rank is in. `fail()`: an exception has come through here.
     `attach(words, capacity)`: record into this ring from now on, for the calling thread. `detach()`: stop; every
@@ -64,6 +65,7 @@ class Marker(NamedTuple):
     abort: Callable[[int], None]
     step: Callable[[int], bool]
     skip: Callable[[int], bool]
+    resume_with: Callable[[int, int], None]
     hold_step: Callable[[bool], None]
     complete: Callable[[], None]
     begin: Callable[[], None]
@@ -150,6 +152,15 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         nonlocal current, position
         current = outer
         words[position + 1] = RESUME | outer
+        words[position] = monotonic_ns()
+        position += 2
+        if position == stop:
+            turn()
+
+    def resume_with(outer: int, operand: int) -> None:
+        nonlocal current, position
+        current = outer
+        words[position + 1] = operand << OPERAND_SHIFT | RESUME | outer
         words[position] = monotonic_ns()
         position += 2
         if position == stop:
@@ -257,6 +268,7 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         abort=abort,
         step=step,
         skip=skip,
+        resume_with=resume_with,
         hold_step=hold_step,
         complete=complete,
         begin=begin,

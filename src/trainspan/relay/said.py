@@ -18,7 +18,6 @@ class Said:
         events: what has happened, until somebody takes it.
         configured: what it has told of itself, by its name on the wire.
         tags: what it wants on everything its rank sends.
-        global_offset: what makes the number of a step one of the run; None: not known.
         misuse: calls that made no sense, by kind.
     """
 
@@ -26,12 +25,10 @@ class Said:
         self.events: list[UserEvent] = []
         self.configured: dict[str, Value] = {}
         self.tags: dict[str, str] = {}
-        self.global_offset: int | None = None
         self.misuse: dict[str, int] = {}
         self._take: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
             "user_event": self._take_event,
             "configured": self._take_configured,
-            "global_step": self._take_global_step,
             "misuse": self._take_misuse,
         }
 
@@ -54,11 +51,6 @@ class Said:
         told = {**configured.values, **configured.tags}
         if told:
             self.events.append(UserEvent(names.EVENT_CONFIGURED, event["ts"], None, told))
-
-    def _take_global_step(self, event: Mapping[str, Any]) -> None:
-        step, number = event.get("step"), event.get("number")
-        if type(step) is int and type(number) is int and 0 <= number < 1 << 53:
-            self.global_offset = number - step
 
     def _take_misuse(self, event: Mapping[str, Any]) -> None:
         kind, count = event.get("kind"), event.get("count")

@@ -1,4 +1,4 @@
-"""In: what another library tells its subscribers. Out: the same as events of the rank.
+"""In: what another library or a framework tells its subscribers. Out: the same as marks and events; one file each.
 
-Never: a thread, a second subscription for what a hook sees, a value that has to be asked for.
+Never: a thread, what the hooks of torch see already, anything that waits for a device or for another rank.
 """
