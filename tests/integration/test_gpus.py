@@ -8,10 +8,20 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.integration.machines import recorded_gpus
-from tests.integration.relayed import Ended, SpanSeen, latest_numbers, spans_of, train, wait_for_relay
+from tests.integration.relayed import (
+    Ended,
+    SpanSeen,
+    command_line,
+    latest_numbers,
+    run_folder,
+    spans_of,
+    train,
+    wait_for_relay,
+)
 from trainspan.testing.otlp_sink import OtlpSink, attributes_of
 
 SECONDS = 6
+ELSEWHERE = "GPU-55c4c5fd-deba-e3ab-208e-3f4ea921bff5"
 WATTS = (652, 648, 655, 641, 650, 639, 658, 645)
 
 
@@ -122,3 +132,18 @@ def _latest(seen: Seen, metric: str) -> list[tuple[dict[str, Any], float]]:
     """(attributes, value) of every point of the last export of a gauge."""
     last = [item.item for item in seen.sink.metrics() if item.item.name == metric][-1]
     return [(attributes_of(point.attributes), point.as_double or point.as_int) for point in last.gauge.data_points]
+
+
+def test_replay_reads_no_gpu(tmp_path: Path) -> None:
+    """A login node's GPUs, days later, are not those the run was on; what the rank itself said of its GPU is."""
+    gpus = recorded_gpus(tmp_path / "modules", "h100x8")
+    environ = {**gpus, "TRAINSPAN_DEVICE_SHARE": "0", "CUDA_VISIBLE_DEVICES": ELSEWHERE}
+    ended = train("pretended_gpu.py", "0.5", "0.02", state=tmp_path, environ={**environ, "TRAINSPAN_RELAY": "off"})
+    with OtlpSink() as sink:
+        code = command_line("replay", str(run_folder(tmp_path)), environ={**environ, **sink.environ})
+
+    assert (ended.exit_code, code) == (0, 0)
+    told = {item.item.name for item in sink.metrics()}
+    assert "training.steps" in told
+    assert [name for name in told if name.startswith("hw.") or name == "training.energy"] == []
+    assert {span.attributes.get("hw.id") for span in spans_of(sink) if span.name == "training.process"} == {ELSEWHERE}

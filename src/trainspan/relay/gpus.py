@@ -28,10 +28,12 @@ class NodeGpus:
 
     Attributes:
         readings: the newest of each GPU this relay speaks for, and of its parts.
+        awaits_reading: whether a rank has ended so soon after a reading that another one is to come.
     """
 
     def __init__(self, probes: Sequence[Probe], ownership: Ownership, complain: Callable[[str, str], None]):
         self.readings: list[Reading] = []
+        self.awaits_reading = False
         self._probes = probes
         self._ownership = ownership
         self._complain = complain
@@ -60,6 +62,7 @@ class NodeGpus:
         if self._looked_ns is not None and now_ns - self._looked_ns < LEAST_INTERVAL_NS:
             return
         self._looked_ns = now_ns
+        self.awaits_reading = False
         self._gpus = {gpu: probe for probe in self._probes for gpu in probe.gpus(now_ns)}
         for rank in tuple(self._waiting):
             self._find(rank)
@@ -81,6 +84,7 @@ class NodeGpus:
     def end(self, rank: str, now_ns: int) -> None:
         """Take over that a rank has ended, and all its steps are counted."""
         self.look(now_ns)
+        self.awaits_reading |= rank in self._used and self._looked_ns != now_ns
         self._leave(rank)
         self._waiting.pop(rank, None)
 
@@ -104,12 +108,11 @@ class NodeGpus:
             return
         del self._waiting[rank]
         self._used[rank] = gpu
-        # Of a MIG instance's energy nothing is known: the counter is that of the whole GPU, which others use too.
-        if gpu.parent is None:
-            if gpu.id not in self._energy:
-                self._energy[gpu.id] = GpuEnergy()
-                self._read_energy()
-            self._energy[gpu.id].join(rank)
+        # Of a MIG instance's energy nothing is told: the counter is that of the whole GPU, which others use too.
+        if gpu.id not in self._energy:
+            self._energy[gpu.id] = GpuEnergy()
+            self._read_energy()
+        self._energy[gpu.id].join(rank)
 
     def _leave(self, rank: str) -> None:
         energy = self._energy_of(rank)
