@@ -154,6 +154,17 @@ def test_a_gpu_that_cannot_be_read_is_said_once_and_named_by_the_rank() -> None:
     assert set(host.said) == {("gpu", "a rank uses NVIDIA H100 80GB HBM3, which cannot be read here: no driver")}
 
 
+def test_a_driver_that_answers_slowly_is_asked_seldom() -> None:
+    """A GPU in trouble keeps its caller waiting for seconds; meanwhile the relay reads no marks and sends nothing."""
+    host = Host("h100x8")
+    took_ns = iter([0, 3 * S, 0, 0, 0, 0])
+    gpus = NodeGpus([host.probe], Ownership(None, lambda *_: None), lambda *_: None, lambda: next(took_ns))
+
+    look(gpus, host, range(0, 152, 2))
+
+    assert host.nvml.calls["nvmlDeviceGetPowerUsage"] == 2 * 8
+
+
 def test_at_most_once_a_second() -> None:
     """Whatever the export interval is, and however many ranks come and go."""
     host = Host("h100x8")
