@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.gpu.checks import CHECKS, NOT_HERE, Check, Row
+from trainspan.testing.nvml_recording import recording_of
 
 NOTHING_SHOWN = 3
 
@@ -37,6 +38,21 @@ def why_no_gpu() -> str | None:
     except ImportError:
         return "torch is not installed"
     return None if torch.cuda.is_available() else "this machine has no GPU that torch can use"
+
+
+def record(path: Path) -> int:
+    """Write the recording of this machine's GPUs; the exit code."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        recording = recording_of(pynvml)
+    except pynvml.NVMLError as error:
+        print(f"nothing was recorded: {error}", file=sys.stderr)
+        return NOTHING_SHOWN
+    path.write_text(json.dumps(recording, indent=1) + "\n")
+    print(f"{len(recording['devices'])} GPUs recorded in {path}; their UUIDs are in it")
+    return 0
 
 
 def run(checks: Sequence[Check], state: Path) -> Iterator[Outcome]:
@@ -65,7 +81,10 @@ def main(arguments: Sequence[str], why_not: Callable[[], str | None] = why_no_gp
     parser = argparse.ArgumentParser(prog="scripts/test-gpu", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--only", metavar="NAME", choices=[check.name for check in CHECKS], help="one check alone")
+    parser.add_argument("--record", metavar="FILE", help="write what NVML says of this machine, for tests/data/nvml")
     options = parser.parse_args(arguments)
+    if options.record:
+        return record(Path(options.record))
     checks = [check for check in CHECKS if options.only in {None, check.name}]
     reason = why_not()
     missing = [check.shows for check in checks] if reason else []

@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 
 from tests.gpu.checks import CHECKS, Check, Row
-from tests.gpu.runs import EVERYTHING, Server, recorded
+from tests.gpu.runs import EVERYTHING, MODEL, Server, recorded
 from tests.gpu.table import lines_of, main, run
+from tests.integration.relayed import SCRIPTS
 
 ON_CPU = ("--device", "cpu", "--size", "small")
 
@@ -44,6 +46,46 @@ def test_a_bound_that_is_missed_and_a_check_that_breaks_fail(tmp_path: Path) -> 
     assert [line.split()[0] for outcome in outcomes for line in lines_of(outcome)] == [
         *("p50", "FAILS", "holds", "FAILS", "holds")
     ]
+
+
+def test_device_work_belongs_to_the_phase_that_launched_it() -> None:
+    """Kernels run after the phase has ended on the host, and those of backward come from another thread."""
+    spec = spec_from_file_location("gpu_model", SCRIPTS / MODEL)
+    assert spec is not None
+    assert spec.loader is not None
+    model = module_from_spec(spec)
+    spec.loader.exec_module(model)
+    events = [
+        {"cat": "user_annotation", "name": "ts_forward", "ts": 0.0, "dur": 10.0},
+        {"cat": "user_annotation", "name": "ts_backward", "ts": 12.0, "dur": 20.0},
+        {"cat": "user_annotation", "name": "ts_optimizer", "ts": 40.0, "dur": 1.0},
+        {
+            "cat": "cuda_runtime",
+            "name": "cudaLaunchKernel",
+            "ts": 1.0,
+            "dur": 1.0,
+            "tid": 1,
+            "args": {"correlation": 7},
+        },
+        {
+            "cat": "cuda_runtime",
+            "name": "cudaLaunchKernel",
+            "ts": 9.0,
+            "dur": 1.0,
+            "tid": 1,
+            "args": {"correlation": 8},
+        },
+        {"cat": "cuda_driver", "name": "cuLaunchKernel", "ts": 15.0, "dur": 1.0, "tid": 2, "args": {"correlation": 9}},
+        {"cat": "kernel", "name": "gemm", "ts": 5.0, "dur": 20.0, "args": {"correlation": 7}},
+        {"cat": "kernel", "name": "gemm", "ts": 26.0, "dur": 20.0, "args": {"correlation": 8}},
+        {"cat": "kernel", "name": "gemm", "ts": 50.0, "dur": 70.0, "args": {"correlation": 9}},
+        {"cat": "kernel", "name": "nobody's", "ts": 130.0, "dur": 70.0, "args": {}},
+        {"ph": "M", "name": "process_name", "args": {"name": "python"}},
+    ]
+
+    stretches = model.phases_on_device(events)
+
+    assert stretches == [{"phase": "forward", "us": 41.0}, {"phase": "backward", "us": 70.0}]
 
 
 def test_what_it_runs_runs(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The GPUs of a node in a real relay: the right ones, once, with the energy of the work."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,10 +9,20 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.integration.machines import recorded_gpus
-from tests.integration.relayed import Ended, SpanSeen, latest_numbers, spans_of, train, wait_for_relay
+from tests.integration.relayed import (
+    Ended,
+    SpanSeen,
+    command_line,
+    latest_numbers,
+    run_folder,
+    spans_of,
+    train,
+    wait_for_relay,
+)
 from trainspan.testing.otlp_sink import OtlpSink, attributes_of
 
 SECONDS = 6
+ELSEWHERE = "GPU-55c4c5fd-deba-e3ab-208e-3f4ea921bff5"
 WATTS = (652, 648, 655, 641, 650, 639, 658, 645)
 
 
@@ -122,3 +133,66 @@ def _latest(seen: Seen, metric: str) -> list[tuple[dict[str, Any], float]]:
     """(attributes, value) of every point of the last export of a gauge."""
     last = [item.item for item in seen.sink.metrics() if item.item.name == metric][-1]
     return [(attributes_of(point.attributes), point.as_double or point.as_int) for point in last.gauge.data_points]
+
+
+def test_replay_reads_no_gpu(tmp_path: Path) -> None:
+    """A login node's GPUs, days later, are not those the run was on; what the rank itself said of its GPU is."""
+    gpus = recorded_gpus(tmp_path / "modules", "h100x8")
+    environ = {**gpus, "TRAINSPAN_DEVICE_SHARE": "0", "CUDA_VISIBLE_DEVICES": ELSEWHERE}
+    ended = train("pretended_gpu.py", "0.5", "0.02", state=tmp_path, environ={**environ, "TRAINSPAN_RELAY": "off"})
+    with OtlpSink() as sink:
+        code = command_line("replay", str(run_folder(tmp_path)), environ={**environ, **sink.environ})
+
+    assert (ended.exit_code, code) == (0, 0)
+    told = {item.item.name for item in sink.metrics()}
+    assert "training.steps" in told
+    assert [name for name in told if name.startswith("hw.") or name == "training.energy"] == []
+    assert {span.attributes.get("hw.id") for span in spans_of(sink) if span.name == "training.process"} == {ELSEWHERE}
+
+
+def test_two_jobs_on_a_node_send_each_gpu_once_and_their_own(tmp_path: Path) -> None:
+    """The second job's GPUs must not go on under the name of the first, nor its energy be charged to both."""
+    gpus = recorded_gpus(tmp_path / "modules", "h100x8")
+    sinks: dict[str, OtlpSink] = {}
+
+    def job(number: str) -> Ended:
+        with OtlpSink() as sink:
+            sinks[number] = sink
+            environ = {
+                **gpus,
+                **sink.environ,
+                "CUDA_VISIBLE_DEVICES": number,
+                "TRAINSPAN_RUN_ID": f"job-{number}",
+                "TRAINSPAN_DEVICE_SHARE": "0",
+                "OTEL_METRIC_EXPORT_INTERVAL": "500",
+            }
+            state = tmp_path / f"state-{number}"
+            ended = train("pretended_gpu.py", "12", "0.02", state=state, environ=environ)
+            wait_for_relay(state)
+        return ended
+
+    with ThreadPoolExecutor() as beside:
+        ended = list(beside.map(job, ("3", "6")))
+
+    assert [one.exit_code for one in ended] == [0, 0]
+    points = {number: _seen_at(sink) for number, sink in sinks.items()}
+    # While both train, and have told what they use.
+    begin = max(min(at for _, at in of_job) for of_job in points.values()) + 3_000_000_000
+    end = min(max(at for _, at in of_job) for of_job in points.values()) - 1_000_000_000
+    ids = [device["uuid"] for device in json.loads(Path(gpus["RECORDED_MACHINE"]).read_text())["devices"]]
+    named = {n: {ids.index(gpu) for gpu, at in of_job if begin < at < end} for n, of_job in points.items()}
+    assert begin < end
+    assert named["3"] | named["6"] == set(range(8))
+    assert named["3"] & named["6"] == set()
+    assert (3 in named["3"], 6 in named["6"]) == (True, True)
+    assert all(latest_numbers(sink, "training.energy") for sink in sinks.values())
+
+
+def _seen_at(sink: OtlpSink) -> list[tuple[str, int]]:
+    """(GPU, Unix ns) of every point of its power."""
+    return [
+        (attributes_of(point.attributes)["hw.id"], point.time_unix_nano)
+        for item in sink.metrics()
+        if item.item.name == "hw.power"
+        for point in item.item.gauge.data_points
+    ]

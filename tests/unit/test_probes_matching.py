@@ -26,6 +26,10 @@ def bare(gpu: Gpu) -> str:
         pytest.param(NOBODY._replace(uuid=bare(EIGHT[5])), EIGHT, EIGHT[5], id="uuid"),
         pytest.param(NOBODY._replace(uuid=bare(MIG[2])), MIG, MIG[2], id="uuid of a MIG instance"),
         pytest.param(NOBODY._replace(uuid=bare(MIG[2])), EIGHT, None, id="uuid of no GPU here"),
+        pytest.param(NOBODY._replace(uuid=bare(MIG[0])), MIG, None, id="uuid of a GPU in parts"),
+        pytest.param(
+            NOBODY._replace(uuid=bare(MIG[0]), visible=(MIG[2].id,)), MIG, MIG[2], id="uuid of a GPU, and its MIG id"
+        ),
         pytest.param(NOBODY._replace(pci="0000:9a:00.0"), EIGHT, EIGHT[4], id="pci"),
         pytest.param(NOBODY._replace(pci=MIG[0].pci), MIG, None, id="pci of a GPU in parts"),
         pytest.param(NOBODY._replace(number=3), EIGHT, EIGHT[3], id="number, all visible"),

@@ -232,6 +232,34 @@ def test_a_relay_without_pynvml_says_how_to_get_it() -> None:
     assert probe.why_none() == "the module pynvml is not installed: pip install nvidia-ml-py"
 
 
+def test_a_call_that_a_later_driver_drops_has_a_successor() -> None:
+    """NVIDIA has said that CUDA 14 will not know the temperature by its old call."""
+    host = Host("h100x8")
+    for device in host.nvml._devices:
+        answers = device.recorded["answers"]
+        answers["nvmlDeviceGetTemperatureV"] = answers["nvmlDeviceGetTemperature"]
+        answers["nvmlDeviceGetTemperature"] = {"error": "FUNCTION_NOT_FOUND"}
+    host.look(0)
+
+    readings = host.look(5)
+
+    assert [value_of(reading, "hw.temperature", "gpu") for reading in readings.values()][:3] == [58, 61, 63]
+    assert host.said == []
+
+
+def test_xids_of_the_others_are_counted_beside_a_lost_gpu() -> None:
+    """With a lost GPU among them, a wait for events ends in that error when there is none."""
+    host = Host("falls_off_bus")
+    host.nvml._machine["events"].append({"at_s": 20, "device": 0, "type": 8, "value": 63})
+    lost = fake_nvml.ERRORS["GPU_IS_LOST"]
+    host.nvml._fails = lambda call: lost if call == "nvmlEventSetWait_v2" and host.seconds in {14, 15} else None
+
+    readings = [host.look(seconds) for seconds in (0, 13, 14, 15, 21)]
+
+    assert value_of(next(iter(readings[-1].values())), "hw.errors", "xid_63") == 1
+    assert [cause for cause, _ in host.said if "events" in cause] == []
+
+
 def test_an_old_pynvml_lacks_calls() -> None:
     """A cluster pins it; what it does not know is left out, with nothing said."""
 

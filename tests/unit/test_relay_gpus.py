@@ -61,6 +61,38 @@ def test_a_rank_is_charged_from_where_its_gpu_is_known() -> None:
     assert round(joules(gpus, host)["a"]) == 6410
 
 
+def test_two_ranks_that_come_at_the_same_moment_are_both_charged_from_there() -> None:
+    """The second finds the GPUs read already, and must not wait a minute for its first reading."""
+    host = Host("h100x8")
+    gpus = node(host)
+    first, second, *_ = Host("h100x8").look(0)
+    for rank, gpu in (("a", first), ("b", second)):
+        gpus.use(rank, told(gpu), host.now_ns, same_host=True)
+        gpus.count(rank, steps(0, 60))
+
+    look(gpus, host, (60,))
+
+    assert {rank: round(charged) for rank, charged in joules(gpus, host).items()} == {"a": 39120, "b": 38880}
+
+
+def test_a_rank_that_ends_right_after_a_reading_waits_for_one_more() -> None:
+    """A relay that left before would lose the energy of its last second: 2 % of a minute."""
+    host = Host("h100x8")
+    gpus = node(host)
+    gpu = next(iter(Host("h100x8").look(0)))
+    gpus.use("a", told(gpu), host.now_ns, same_host=True)
+    look(gpus, host, (10,))
+    gpus.count("a", [rank_step(0, [(Phase.FORWARD, 10 * S + S // 2)], start_ns=0)])
+    host.seconds = 10.5
+    gpus.end("a", host.now_ns)
+    early, awaited = joules(gpus, host), gpus.awaits_reading
+
+    look(gpus, host, (10.9, 11.1))
+
+    assert (early, awaited, gpus.awaits_reading) == ({"a": 6520.0}, True, False)
+    assert 0.4 * 652 < joules(gpus, host)["a"] < 0.6 * 652
+
+
 def test_a_rank_that_turns_to_another_gpu_is_charged_with_that() -> None:
     """CUDA's device 0 is what every rank has until it chooses."""
     host = Host("h100x8")
@@ -120,6 +152,17 @@ def test_a_gpu_that_cannot_be_read_is_said_once_and_named_by_the_rank() -> None:
 
     assert named == [gpu.id, gpu.id]
     assert set(host.said) == {("gpu", "a rank uses NVIDIA H100 80GB HBM3, which cannot be read here: no driver")}
+
+
+def test_a_driver_that_answers_slowly_is_asked_seldom() -> None:
+    """A GPU in trouble keeps its caller waiting for seconds; meanwhile the relay reads no marks and sends nothing."""
+    host = Host("h100x8")
+    took_ns = iter([0, 3 * S, 0, 0, 0, 0])
+    gpus = NodeGpus([host.probe], Ownership(None, lambda *_: None), lambda *_: None, lambda: next(took_ns))
+
+    look(gpus, host, range(0, 152, 2))
+
+    assert host.nvml.calls["nvmlDeviceGetPowerUsage"] == 2 * 8
 
 
 def test_at_most_once_a_second() -> None:

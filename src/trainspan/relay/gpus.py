@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic_ns
 from typing import Final
 
 from trainspan.relay.otlp.complaints import Complaints
@@ -17,6 +18,9 @@ from trainspan.settings import load, state_dir
 LEAST_INTERVAL_NS: Final = 1_000_000_000
 """Time between two readings at least: each takes the driver's lock, for which the ranks' launches wait."""
 
+_MOST_SHARE: Final = 50
+"""A reading is followed by that many times its own length without one: a driver in trouble answers in seconds."""
+
 
 class NodeGpus:
     """The GPUs of this node, as the relay of one run sees them.
@@ -25,16 +29,27 @@ class NodeGpus:
         probes: one for each maker; none: nothing is read.
         ownership: of this relay.
         complain: `complain(cause, message)`.
+        clock: monotonic ns, for how long the drivers take.
 
     Attributes:
         readings: the newest of each GPU this relay speaks for, and of its parts.
+        awaits_reading: whether a rank has ended so soon after a reading that another one is to come.
     """
 
-    def __init__(self, probes: Sequence[Probe], ownership: Ownership, complain: Callable[[str, str], None]):
+    def __init__(
+        self,
+        probes: Sequence[Probe],
+        ownership: Ownership,
+        complain: Callable[[str, str], None],
+        clock: Callable[[], int] = monotonic_ns,
+    ):
         self.readings: list[Reading] = []
+        self.awaits_reading = False
         self._probes = probes
         self._ownership = ownership
         self._complain = complain
+        self._clock = clock
+        self._next_ns = 0
         self._gpus: dict[Gpu, Probe] = {}
         self._looked_ns: int | None = None
         self._told: dict[str, ToldDevice] = {}
@@ -56,16 +71,19 @@ class NodeGpus:
         return self._used[rank].id if rank in self._used else told.likely_id
 
     def look(self, now_ns: int) -> None:
-        """Read every GPU this relay speaks for, unless that was less than a second ago."""
-        if self._looked_ns is not None and now_ns - self._looked_ns < LEAST_INTERVAL_NS:
+        """Read every GPU this relay speaks for, unless the last time is too recent."""
+        if now_ns < self._next_ns:
             return
         self._looked_ns = now_ns
+        self.awaits_reading = False
         self._gpus = {gpu: probe for probe in self._probes for gpu in probe.gpus(now_ns)}
         for rank in tuple(self._waiting):
             self._find(rank)
         whole = [gpu.id for gpu in self._gpus if gpu.parent is None]
         ours = self._ownership.settle(whole, {gpu.physical for gpu in self._used.values()})
+        begun_ns = self._clock()
         read = [probe.read(gpu, now_ns) for gpu, probe in self._gpus.items() if gpu.physical in ours]
+        self._next_ns = now_ns + max(LEAST_INTERVAL_NS, _MOST_SHARE * (self._clock() - begun_ns))
         self.readings = [reading for reading in read if reading is not None]
         self._read_energy()
         for gpu, energy in self._energy.items():
@@ -81,6 +99,8 @@ class NodeGpus:
     def end(self, rank: str, now_ns: int) -> None:
         """Take over that a rank has ended, and all its steps are counted."""
         self.look(now_ns)
+        soon = self._looked_ns != now_ns and self._next_ns - now_ns <= LEAST_INTERVAL_NS
+        self.awaits_reading |= rank in self._used and soon
         self._leave(rank)
         self._waiting.pop(rank, None)
 
@@ -104,12 +124,11 @@ class NodeGpus:
             return
         del self._waiting[rank]
         self._used[rank] = gpu
-        # Of a MIG instance's energy nothing is known: the counter is that of the whole GPU, which others use too.
-        if gpu.parent is None:
-            if gpu.id not in self._energy:
-                self._energy[gpu.id] = GpuEnergy()
-                self._read_energy()
-            self._energy[gpu.id].join(rank)
+        # Of a MIG instance's energy nothing is told: the counter is that of the whole GPU, which others use too.
+        if gpu.id not in self._energy:
+            self._energy[gpu.id] = GpuEnergy()
+            self._read_energy()
+        self._energy[gpu.id].join(rank)
 
     def _leave(self, rank: str) -> None:
         energy = self._energy_of(rank)

@@ -120,6 +120,8 @@ class Pipeline:
     def turn(self, now_ns: int) -> None:
         """Decide, export and write what is due."""
         self._bury(now_ns)
+        if self._gpus.awaits_reading:
+            self._gpus.look(now_ns)
         self._ledger.write(now_ns)  # before a recording that has ended is removed
         for assembly in self._assemblies.values():
             self._put(assembly.turn(now_ns))
@@ -134,8 +136,8 @@ class Pipeline:
             self._write_summary()
 
     def busy(self) -> bool:
-        """Whether the end of a process is still being cleared up."""
-        return bool(self._dying)
+        """Whether the end of a process is still being cleared up, or the energy of its last moments."""
+        return bool(self._dying) or self._gpus.awaits_reading
 
     def close(self, now_ns: int, timeout_s: float) -> bool:
         """Hand out everything that is left; True if all of it was delivered within `timeout_s`."""

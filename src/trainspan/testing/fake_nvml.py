@@ -243,6 +243,9 @@ class FakeNvml:
     def nvmlDeviceGetTemperature(self, handle: FakeDevice, sensor: int) -> Any:  # noqa: N802
         return self._recorded("nvmlDeviceGetTemperature", handle, sensor)
 
+    def nvmlDeviceGetTemperatureV(self, handle: FakeDevice, sensor: int, version: int = 0) -> Any:  # noqa: ARG002, N802
+        return self._recorded("nvmlDeviceGetTemperatureV", handle, sensor)
+
     def nvmlDeviceGetClockInfo(self, handle: FakeDevice, type: int) -> Any:  # noqa: A002, N802
         return self._recorded("nvmlDeviceGetClockInfo", handle, type)
 

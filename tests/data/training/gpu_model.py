@@ -22,6 +22,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 WARM_UP = 5
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 
 
@@ -125,14 +127,33 @@ def under_profiler(trainer: Trainer, steps: int) -> Any:
     return seen
 
 
-def phases_on_device(seen: Any) -> list[dict[str, Any]]:
-    """(phase, microseconds) of each stretch of the device that belongs to one of our annotations, in order."""
+def events_of(seen: Any) -> list[dict[str, Any]]:
+    """Everything the profiler saw, as it writes it for Chrome."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         seen.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    stretches = [e for e in events if e.get("cat") == "gpu_user_annotation" and e["name"].startswith("ts_")]
-    return [{"phase": e["name"][3:], "us": e["dur"]} for e in sorted(stretches, key=lambda event: event["ts"])]
+        events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+    return events
+
+
+def phases_on_device(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each of our annotations, in order: its phase, and how long the device took for what was launched in it.
+
+    From the first to the last piece of work. By the time of its launch: backward launches from a thread of its own,
+    while the one with the annotation waits for it.
+    """
+    marks = [e for e in events if e.get("cat") == "user_annotation" and e["name"].startswith("ts_")]
+    launched = {
+        e["args"]["correlation"]: e["ts"] for e in events if e.get("cat") in LAUNCHES and "correlation" in e["args"]
+    }
+    work = [(launched.get(e["args"].get("correlation")), e) for e in events if e.get("cat") in WORK]
+    stretches = []
+    for mark in sorted(marks, key=lambda event: event["ts"]):
+        own = [e for at, e in work if at is not None and mark["ts"] <= at <= mark["ts"] + mark["dur"]]
+        if own:
+            took_us = max(e["ts"] + e["dur"] for e in own) - min(e["ts"] for e in own)
+            stretches.append({"phase": mark["name"][3:], "us": took_us})
+    return stretches
 
 
 def waits(seen: Any) -> dict[str, int]:
@@ -171,7 +192,7 @@ def main() -> None:
     elif options.task == "seconds":
         train_for(trainer, options.amount)
     elif options.task == "profile":
-        answer(first=WARM_UP, steps=count, stretches=phases_on_device(under_profiler(trainer, count)))
+        answer(first=WARM_UP, steps=count, stretches=phases_on_device(events_of(under_profiler(trainer, count))))
     elif options.task == "syncs":
         answer(waits=waits(under_profiler(trainer, count)))
     else:

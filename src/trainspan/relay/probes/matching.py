@@ -73,13 +73,18 @@ def gpu_of(told: ToldDevice, gpus: Sequence[Gpu], *, same_host: bool) -> Gpu | N
     """
     by_id = {gpu.id.lower(): gpu for gpu in gpus}
     if told.uuid is not None:
-        for kind in ("gpu", "mig"):
-            if f"{kind}-{told.uuid}" in by_id:
-                return by_id[f"{kind}-{told.uuid}"]
+        named = by_id.get(f"gpu-{told.uuid}") or by_id.get(f"mig-{told.uuid}")
+        if named is not None:
+            # A rank never has the whole of a GPU that is in parts, whatever its torch says.
+            return _part_of(named, told, gpus) if any(gpu.parent == named.id for gpu in gpus) else named
         return _by_place(told, gpus) if same_host else None
     if not same_host:
         return None
     return _by_place(told, gpus) or _by_number(told, gpus, by_id)
+
+
+def _part_of(whole: Gpu, told: ToldDevice, gpus: Sequence[Gpu]) -> Gpu | None:
+    return next((gpu for gpu in gpus if gpu.parent == whole.id and gpu.id == told.likely_id), None)
 
 
 def _by_place(told: ToldDevice, gpus: Sequence[Gpu]) -> Gpu | None:

@@ -236,7 +236,8 @@ class NvmlProbe:
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
             except nvml.NVMLError as error:
-                if error.value != nvml.NVML_ERROR_TIMEOUT:
+                # With a lost GPU in the set every wait ends so; its status says it already.
+                if error.value != nvml.NVML_ERROR_TIMEOUT and not self._is(error.value, _LOST):
                     self._events = None
                     self._complain("nvml.events", f"no more XIDs are counted ({error})")
                 return
@@ -268,7 +269,8 @@ class NvmlProbe:
 
 
 def _address_of(handle: Any) -> int:
-    return ctypes.addressof(handle.contents)
+    """Where a handle points to, which is what tells one from another; 0: nowhere."""
+    return ctypes.addressof(handle.contents) if handle else 0
 
 
 def _pci_of(bus: str) -> str:

@@ -89,6 +89,12 @@ def _temperature(asked: Asked) -> Iterator[Sample]:
     yield Sample(names.HW_TEMPERATURE, degrees, {names.HW_SENSOR_LOCATION: "gpu"})
 
 
+def _temperature_from_cuda_14(asked: Asked) -> Iterator[Sample]:
+    nvml = asked.nvml
+    degrees = nvml.nvmlDeviceGetTemperatureV(asked.handle, nvml.NVML_TEMPERATURE_GPU)
+    yield Sample(names.HW_TEMPERATURE, degrees, {names.HW_SENSOR_LOCATION: "gpu"})
+
+
 def _sm_clock(asked: Asked) -> Iterator[Sample]:
     megahertz = asked.nvml.nvmlDeviceGetClockInfo(asked.handle, asked.nvml.NVML_CLOCK_SM)
     yield Sample(names.HW_GPU_SPEED, megahertz * 1e6, {names.HW_GPU_CLOCK: "sm"})
@@ -171,5 +177,8 @@ QUANTITIES: Final = (
     Quantity("fields", _fields),
 )
 
-INSTEAD: Final = {"throttle reasons": Quantity("throttle reasons", _throttle_reasons_before_535)}
+INSTEAD: Final = {
+    "throttle reasons": Quantity("throttle reasons", _throttle_reasons_before_535),
+    "temperature": Quantity("temperature", _temperature_from_cuda_14),
+}
 """What is asked of a driver that does not know a call."""
