@@ -107,3 +107,14 @@ def test_spans_are_exported_as_wished(tmp_path: Path) -> None:
     steps = [span for span in spans if span.name == "training.step"]
     reasons = [(step.attributes["training.step"], step.attributes["training.sampled.reason"]) for step in steps]
     assert reasons == [(0, "every"), (2, "every")]
+
+
+def test_validation_that_the_script_tells_is_one_span(tmp_path: Path) -> None:
+    """The relay makes one of forwards without gradients, too, where nobody says what they are."""
+    with OtlpSink("http/protobuf") as sink:
+        ended = train("spoken_torch.py", "around", str(tmp_path / "m.pt"), state=tmp_path, environ=sink.environ)
+        wait_for_relay(tmp_path)
+
+    told = [span for span in spans_of(sink) if span.name == "training.validation"]
+    assert ended.exit_code == 0, ended.stderr
+    assert [span.attributes["training.validation.iterations"] for span in told] == [2]

@@ -4,6 +4,7 @@ Nothing in torch tells anything by it but a `Stat` of the script's own (`torch.m
 `torch.monitor.log_event` arrives without a second call. Cost: 5 µs an event for torch's call of a handler, 25 µs ours.
 """
 
+import atexit
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -43,8 +44,16 @@ def install(marker: Marker, patches: Patches, tell: Callable[..., None], is_reco
         except Exception as error:
             warn_once("monitor", f"an event of torch.monitor was not recorded ({type(error).__name__}: {error})")
 
-    handle_of_torch = torch.monitor.register_event_handler(handle)
-    patches.on_undo(lambda: torch.monitor.unregister_event_handler(handle_of_torch))
+    subscription = torch.monitor.register_event_handler(handle)
+
+    def end() -> None:
+        atexit.unregister(end)
+        torch.monitor.unregister_event_handler(subscription)
+
+    # What is still subscribed when the interpreter is gone is let go of by a destructor of C++: a segmentation fault at
+    # the end of a process that has compiled something (torch 2.13).
+    atexit.register(end)
+    patches.on_undo(end)
 
 
 def _leave_out(name: str) -> None:
