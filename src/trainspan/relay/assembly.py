@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from itertools import count
 from typing import Final, NamedTuple
 
+from trainspan import names
 from trainspan.identity import Identity
 from trainspan.relay.follower import RankFollower
 from trainspan.relay.signals.attempts import (
@@ -221,7 +222,9 @@ class Assembly:
             end,
             follower.unfinished,
             follower.torch_import_ns,
-            follower.facts,
+            follower.facts
+            if follower.last_number is None
+            else {**follower.facts, names.LAST_STEP: follower.last_number},
         )
         self._tell(made.spans, made.cut)
 
