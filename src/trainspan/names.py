@@ -286,7 +286,7 @@ SPAN_ATTRIBUTES = (
     Name(SAMPLED_BECAUSE, "Why this step has a trace."),
     Name(END_REASON, "How the process ended."),
     Name(FIRST_STEP, "First step of a segment."),
-    Name(LAST_STEP, "Last step of a segment."),
+    Name(LAST_STEP, "Last step of a segment, or of a process."),
     Name(DEVICE_START, "When the device began with the phase, in s from its beginning of the step."),
     Name(DEVICE_DURATION, "How long the device took for the phase or the step, in s."),
     Name(SPANS_CUT, "Phases of this rank's step that have no span, because the trace would be too large."),

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
+from trainspan import names
 from trainspan.identity import Identity
 from trainspan.names import AnyPhase
 from trainspan.relay.follower import RankFollower
@@ -218,6 +219,7 @@ class Assembly:
     def _tell_process(self, follower: RankFollower, end: ProcessEnd) -> None:
         if self._sampling.off:
             return
+        last = {} if follower.last_number is None else {names.LAST_STEP: follower.last_number}
         made = process_spans(
             follower.source,
             follower.reader.process_start_ns,
@@ -225,7 +227,7 @@ class Assembly:
             end,
             follower.unfinished,
             follower.torch_import_ns,
-            {**follower.facts, **follower.said.configured},
+            {**follower.facts, **last, **follower.said.configured},
         )
         self._tell(made.spans, made.cut)
 
