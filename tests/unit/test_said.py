@@ -15,8 +15,8 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
-FIELDS = ("name", "step", "attributes", "values", "tags", "number", "kind", "count")
-EVENTS = st.sampled_from(["user_event", "configured", "global_step", "misuse", "another"])
+FIELDS = ("name", "step", "attributes", "values", "tags", "kind", "count")
+EVENTS = st.sampled_from(["user_event", "configured", "misuse", "another"])
 
 
 def said(*events: dict[str, Any]) -> Said:
@@ -49,11 +49,6 @@ def test_what_is_configured_last_holds() -> None:
     assert found.configured == {"training.global_batch_size": 16}
     assert found.tags == {"training.perf_tag": "8b", "training.tag.team": "x"}
     assert [event.name for event in found.events] == ["training.configured"] * 2
-
-
-def test_number_of_the_run_is_an_offset() -> None:
-    """Steps between two of these events follow each other."""
-    assert said({"event": "global_step", "step": 2, "number": 102}).global_offset == 100
 
 
 @given(st.lists(st.fixed_dictionaries({"event": EVENTS}, optional=dict.fromkeys(FIELDS, JSON)), max_size=5))

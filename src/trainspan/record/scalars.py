@@ -205,15 +205,14 @@ def _local_of(tensor: Any) -> Any:
     return None
 
 
-is_compiling = torch.compiler.is_compiling
-
-_logs: list[ScalarLog] = []  # of this process: none while trainspan is off
+logs: list[ScalarLog] = []
+"""Of this process: the one that has begun; none where no step can be seen."""
 
 
 def begin(tell: Callable[..., None], steps: Callable[[], int]) -> ScalarLog:
-    """The log of this process, which `log`, `counter` and `observe` write into from now on."""
-    _logs[:] = [ScalarLog(tell, steps, {"cuda": cuda()})]
-    return _logs[0]
+    """The log of this process from now on."""
+    logs[:] = [ScalarLog(tell, steps, {"cuda": cuda()})]
+    return logs[0]
 
 
 def of_this_process() -> ScalarLog:
@@ -222,32 +221,6 @@ def of_this_process() -> ScalarLog:
     Raises:
         LookupError: there is none: no step can be seen in this torch.
     """
-    if not _logs:
+    if not logs:
         raise LookupError("nothing is logged in this process")
-    return _logs[0]
-
-
-def log(name: str | Mapping[str, Any], value: Any = None, *, step: int | None = None) -> None:
-    """Keep the last value of a name, or of each name of a mapping, for `training.scalar`. Never raises, never waits.
-
-    Args:
-        name: of the value (`loss`), or a mapping of names to values.
-        value: a number, or a tensor of one element, wherever it is.
-        step: what the script calls the step that is newly complete, over all attempts: `training.global_step`.
-    """
-    if not is_compiling():
-        for scalars in _logs:
-            scalars.log(name, value, step=step)
-
-
-def counter(name: str, by: float = 1) -> None:
-    """Add to a total that only grows, for `training.counter`. Never raises."""
-    if not is_compiling():
-        for scalars in _logs:
-            scalars.counter(name, by)
-
-
-def observe(name: str, callback: Callable[[], Any]) -> None:
-    """Log what `callback()` returns, asked on the training thread at the end of a step, at most once a second."""
-    for scalars in _logs:
-        scalars.observe(name, callback)
+    return logs[0]

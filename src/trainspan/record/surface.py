@@ -1,7 +1,8 @@
 """What the functions of the API do in a process that may train: they make scopes, and events."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from trainspan import names
 from trainspan.names import NamedPhase, Phase, named_phase
@@ -20,6 +21,9 @@ from trainspan.record.scopes import (
 )
 from trainspan.role import Role
 from trainspan.sampling import SpanNames
+
+if TYPE_CHECKING:
+    from trainspan.record.scalars import ScalarLog
 
 CONFIGURED: Final = {
     "global_batch_size": names.GLOBAL_BATCH_SIZE,
@@ -117,6 +121,18 @@ class Surface:
         values = self.engine.values_of(attributes, f"event({name!r})")
         self.engine.event("user_event", name=name, step=step, attributes=values)
 
+    def log(self, name: str | Mapping[str, Any], value: Any, step: int | None) -> None:
+        for scalars in _scalars():
+            scalars.log(name, value, step=step)
+
+    def counter(self, name: str, by: float) -> None:
+        for scalars in _scalars():
+            scalars.counter(name, by)
+
+    def observe(self, name: str, callback: Callable[[], Any]) -> None:
+        for scalars in _scalars():
+            scalars.observe(name, callback)
+
     def configure(self, told: Mapping[str, Any]) -> None:
         self.engine.safely(self._configure, told)
 
@@ -129,3 +145,9 @@ class Surface:
 
     def is_enabled(self, kind: str | None) -> bool:
         return kind is None or self._span_names.takes(str(kind))
+
+
+def _scalars() -> "Sequence[ScalarLog]":
+    """What is logged in this process; nothing before torch is imported, whose steps are when it is told."""
+    module = sys.modules.get("trainspan.record.scalars")
+    return () if module is None else module.logs

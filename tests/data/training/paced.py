@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainspan.record.scalars import counter, log
+from trainspan import counter, log
 
 
 class Texts(IterableDataset[dict[str, Tensor]]):

@@ -3,8 +3,8 @@
 Samples and tokens are those of the batches, unless the user counts them: then the user's totals stand. FLOPs are, by
 the first of these that can be had:
 
-    tokens x TRAINSPAN_FLOPS_PER_TOKEN
-    samples x TRAINSPAN_FLOPS_PER_SAMPLE
+    tokens x TRAINSPAN_FLOPS_PER_TOKEN, or what the script has configured before its first step
+    samples x TRAINSPAN_FLOPS_PER_SAMPLE, likewise
     what torch counted in one step (TRAINSPAN_COUNT_FLOPS), by its samples or, where they are not known, by steps
 
 MFU as in `trainspan goodput`: FLOPs of the newest steps over what the device could have done in their time.
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from trainspan import names
 from trainspan.relay.timeline.records import RankStep
 
 RECENT_STEPS: Final = 1024
@@ -25,7 +26,7 @@ _NS: Final = 1e-9
 
 
 class FlopsKnown(NamedTuple):
-    """What the settings say. `peak_per_s`: of one device."""
+    """What the settings or the script say. `peak_per_s`: of one device."""
 
     per_token: float | None = None
     per_sample: float | None = None
@@ -64,7 +65,7 @@ class Throughput:
         self._per_step: float | None = None
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take over an event `work` or `flops`, read with distrust; of others nothing."""
+        """Take over an event `work`, `flops` or `configured`, read with distrust; of others nothing."""
         if event["event"] == "work":
             for name in ("samples", "tokens"):
                 total = event.get(name)
@@ -75,6 +76,12 @@ class Throughput:
             if type(step) is int and type(flops) is int and 0 < flops < _MOST:
                 self._counted = step, float(flops)
                 self._settle()
+        elif event["event"] == "configured" and isinstance(event.get("values"), Mapping) and not self._steps:
+            told = (event["values"].get(name) for name in (names.FLOPS_PER_TOKEN, names.FLOPS_PER_SAMPLE))
+            per_token, per_sample = (value if _is_flops(value) else None for value in told)
+            self._known = self._known._replace(
+                per_token=per_token or self._known.per_token, per_sample=per_sample or self._known.per_sample
+            )
 
     def count(self, steps: Sequence[RankStep]) -> None:
         """Count completed steps, in order."""
@@ -131,3 +138,7 @@ class Throughput:
                 self._per_step = flops
                 self._per_sample = flops / samples if samples else None
                 self._milestones.clear()
+
+
+def _is_flops(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _MOST
