@@ -164,6 +164,17 @@ def test_steps_are_whole_whatever_is_misused_in_them(tmp_path: Path) -> None:
     assert len(phases) == 32
 
 
+def test_events_of_the_script_leave_room_for_checkpoints(tmp_path: Path) -> None:
+    """An event at each step must not take from the engine which step a restart resumes at."""
+    recording = only(ran("much", tmp_path))
+
+    told_of = Counter(event["event"] for event in recording.events)
+    assert told_of["checkpoint"] == 1
+    assert told_of["global_step"] == 1000
+    assert 20_000 < told_of["user_event"] < 60_000
+    assert in_good_order(recording)
+
+
 def test_forked_child_of_a_loop_leaves_it_alone(tmp_path: Path) -> None:
     """A DataLoader's worker is forked inside of whatever is open, and marks what it does itself."""
     run = ran("fork", tmp_path)

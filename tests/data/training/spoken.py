@@ -221,6 +221,19 @@ def names() -> None:
                 pass
 
 
+def much() -> None:
+    with trainspan.step():
+        for _ in range(20):
+            trainspan.event("big", **{f"a{place}": "x" * 1024 for place in range(64)})
+    for _ in range(1100):
+        with trainspan.step(number=7):
+            pass
+    for _ in range(60_000):
+        trainspan.event("small")
+    with trainspan.checkpoint_save():
+        pass
+
+
 def off() -> None:
     with trainspan.application(), trainspan.step(), trainspan.phase("x"), trainspan.timed("t") as span:
         span.note(a=1)
