@@ -187,6 +187,21 @@ def test_forked_child_of_a_loop_leaves_it_alone(tmp_path: Path) -> None:
     assert in_good_order(recording)
 
 
+def test_forked_child_that_trains_has_a_recording_of_its_own(tmp_path: Path) -> None:
+    """Its names are told in it: the parent's recording is not what its reader sees."""
+    run = ran("forked_rank", tmp_path)
+
+    child = next(line["child"] for line in run.lines if "child" in line)
+    of_child = next(recording for recording in run.recordings if recording.identity.pid == child)
+    of_parent = next(recording for recording in run.recordings if recording.identity.pid != child)
+    assert run.exit_code == 0, run.stderr
+    assert [phases_of(step) for step in of_child.steps] == [["custom.shared", "custom.own", "custom.shared"]] * 2
+    assert [phases_of(step) for step in of_parent.steps] == [["custom.shared"]]
+    assert told(of_child, "global_step", "step", "number") == [(0, 0)]
+    assert in_good_order(of_child)
+    assert in_good_order(of_parent)
+
+
 def test_nothing_is_done_while_it_is_off() -> None:
     """The calls stay in the script when nobody looks."""
     run = start("spoken.py", "off", TRAINSPAN_ENABLED="").ended()
