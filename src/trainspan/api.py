@@ -26,9 +26,15 @@ def _surface() -> "Surface | None":
     found = recorder()
     if found is None:
         return None
-    from trainspan.record.surface import Surface
+    try:
+        from trainspan.record.surface import Surface
 
-    return Surface(*found, _is_traced)
+        return Surface(*found, _is_traced)
+    except Exception as error:
+        from trainspan.guard import warn_once
+
+        warn_once("api", f"what the script says is not recorded: {type(error).__name__}: {error}")
+        return None
 
 
 def _look_for_torch() -> bool:
@@ -36,9 +42,10 @@ def _look_for_torch() -> bool:
     global _is_compiling, _looks_left  # noqa: PLW0603 - a global is what every call reads
     torch: Any = sys.modules.get("torch")
     _looks_left -= 1
-    if hasattr(torch, "compiler"):
-        _is_compiling = torch.compiler.is_dynamo_compiling
-        return bool(torch.compiler.is_dynamo_compiling())
+    compiler: Any = getattr(torch, "compiler", None)
+    if compiler is not None:
+        _is_compiling = getattr(compiler, "is_dynamo_compiling", _no)
+        return bool(_is_compiling())
     if not _looks_left:
         _is_compiling = _no
     return False

@@ -164,6 +164,17 @@ def test_steps_are_whole_whatever_is_misused_in_them(tmp_path: Path) -> None:
     assert len(phases) == 32
 
 
+def test_events_of_the_script_leave_room_for_checkpoints(tmp_path: Path) -> None:
+    """An event at each step must not take from the engine which step a restart resumes at."""
+    recording = only(ran("much", tmp_path))
+
+    told_of = Counter(event["event"] for event in recording.events)
+    assert told_of["checkpoint"] == 1
+    assert told_of["global_step"] == 1000
+    assert 20_000 < told_of["user_event"] < 60_000
+    assert in_good_order(recording)
+
+
 def test_forked_child_of_a_loop_leaves_it_alone(tmp_path: Path) -> None:
     """A DataLoader's worker is forked inside of whatever is open, and marks what it does itself."""
     run = ran("fork", tmp_path)
@@ -174,6 +185,21 @@ def test_forked_child_of_a_loop_leaves_it_alone(tmp_path: Path) -> None:
     assert [phases_of(step) for step in recording.steps] == [["custom.mine"]]
     assert told(recording, "user_event", "name") == []
     assert in_good_order(recording)
+
+
+def test_forked_child_that_trains_has_a_recording_of_its_own(tmp_path: Path) -> None:
+    """Its names are told in it: the parent's recording is not what its reader sees."""
+    run = ran("forked_rank", tmp_path)
+
+    child = next(line["child"] for line in run.lines if "child" in line)
+    of_child = next(recording for recording in run.recordings if recording.identity.pid == child)
+    of_parent = next(recording for recording in run.recordings if recording.identity.pid != child)
+    assert run.exit_code == 0, run.stderr
+    assert [phases_of(step) for step in of_child.steps] == [["custom.shared", "custom.own", "custom.shared"]] * 2
+    assert [phases_of(step) for step in of_parent.steps] == [["custom.shared"]]
+    assert told(of_child, "global_step", "step", "number") == [(0, 0)]
+    assert in_good_order(of_child)
+    assert in_good_order(of_parent)
 
 
 def test_nothing_is_done_while_it_is_off() -> None:

@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 EARLY_EVENTS: Final = 256
 """Events of the script before the recording is open: a process that never trains must not collect them."""
 
+SAID_BYTES: Final = 8 << 20
+"""What the script says, of the event log: the rest is for what the relay needs, as a checkpoint that was saved."""
+
+OFFSETS_TOLD: Final = 1000
+"""Changes between the number of a step in the attempt and in the run: a script can give all steps the same number."""
+
+_EVENT_BYTES: Final = 160
+"""An event without its attributes, about."""
+
 UNMARKED: Final = -3
 """Where a scope stands that has made no mark."""
 
@@ -67,6 +76,8 @@ class Engine:
         self._open: list[Marked] = []
         self._late: list[Marked] = []  # ended where that could not be marked
         self._offset: int | None = None
+        self._offsets = 0
+        self._said_bytes = 0
         self._begun = False
         self._early = 0
         recorder.on_begin(self.phases.tell_all)
@@ -144,8 +155,9 @@ class Engine:
     def number_step(self, number: int) -> None:
         """Take over that the step which begins now has this number in the run."""
         offset = number - self.marker.steps()
-        if offset != self._offset:
+        if offset != self._offset and self._offsets < OFFSETS_TOLD:
             self._offset = offset
+            self._offsets += 1
             self.recorder.event("progress", step=self.marker.steps(), global_step=number)
 
     def end_step(self, what: str) -> None:
@@ -164,7 +176,8 @@ class Engine:
             self._early += 1
             if self._early > EARLY_EVENTS and not self.recorder.recording:
                 return
-        self.recorder.event(name, **fields)
+        if self._has_room(fields.get("attributes", {})):
+            self.recorder.event(name, **fields)
 
     def span(
         self,
@@ -181,6 +194,8 @@ class Engine:
                 **attributes,
                 names.ERROR_TYPE: f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),
             }
+        if not self._has_room(attributes):
+            return
         ok = error is None or is_ordinary(error)
         self.spans.span(name, start_ns, monotonic_ns(), ok=ok, state=state, attributes=attributes)
 
@@ -194,6 +209,15 @@ class Engine:
             action(*arguments)
         except Exception as error:
             warn_once("api", f"a call of the API was not recorded: {type(error).__name__}: {error}")
+
+    def _has_room(self, attributes: dict[str, Value]) -> bool:
+        """Whether one more thing of the script's fits into its part of the event log; if so it is counted."""
+        sizes = (len(name) + (len(value) if isinstance(value, str) else 24) for name, value in attributes.items())
+        self._said_bytes += _EVENT_BYTES + sum(sizes)
+        if self._said_bytes <= SAID_BYTES:
+            return True
+        self.recorder.drop_event()
+        return False
 
     def _tell_now(self, name: str, /, **fields: Any) -> None:
         # Names are told anew when a recording opens: the early ones need not wait for it.
@@ -245,6 +269,7 @@ class Engine:
         self.loops.clear()
         self.started.clear()
         self._offset = None
+        self._offsets = self._said_bytes = 0
         self._begun = False
         self._early = 0
         self._may_begin = False

@@ -134,6 +134,11 @@ class Recorder:
         if self._writer is not None:
             _quietly(lambda: self._record_exception(type(error), error, error.__traceback__))
 
+    def drop_event(self) -> None:
+        """Count an event that was beyond a bound of who would have told it."""
+        if self._writer is not None:
+            self._writer.drop_event()
+
     def close(self) -> None:
         """Note the orderly end of this process. What it still does, in other handlers of its exit, is not recorded."""
         if self._writer is not None:

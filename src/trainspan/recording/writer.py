@@ -81,8 +81,12 @@ class RecordingWriter:
             with contextlib.suppress(OSError):
                 if line and self._append(line):
                     return True
-        self.words[layout.WORD_EVENTS_DROPPED] += 1
+        self.drop_event()
         return False
+
+    def drop_event(self) -> None:
+        """Count an event that was not appended."""
+        self.words[layout.WORD_EVENTS_DROPPED] += 1
 
     def _append(self, line: bytes) -> bool:
         written = os.write(self._events_fd, line)

@@ -206,6 +206,19 @@ def fork() -> None:
     os.waitpid(child, 0)
 
 
+def forked_rank() -> None:
+    with trainspan.step(), trainspan.phase("shared"):
+        child = os.fork()
+    if child == 0:
+        # As a rank that multiprocessing has forked: it trains.
+        for number in range(2):
+            with trainspan.step(number=number), trainspan.phase("shared"), trainspan.phase("own"):
+                pass
+        print(json.dumps({"child": os.getpid()}), flush=True)
+        sys.exit(0)
+    os.waitpid(child, 0)
+
+
 def value() -> None:
     trainspan.event("x", good=1, none=None, bad=[1], long=1 << 70, object=object())
     trainspan.phase(7)  # type: ignore[arg-type]
@@ -219,6 +232,19 @@ def names() -> None:
         for number in range(40):
             with trainspan.phase(f"item {number}"):
                 pass
+
+
+def much() -> None:
+    with trainspan.step():
+        for _ in range(20):
+            trainspan.event("big", **{f"a{place}": "x" * 1024 for place in range(64)})
+    for _ in range(1100):
+        with trainspan.step(number=7):
+            pass
+    for _ in range(60_000):
+        trainspan.event("small")
+    with trainspan.checkpoint_save():
+        pass
 
 
 def off() -> None:
