@@ -4,7 +4,7 @@ import pytest
 
 from tests.integration.recorded import Recording, Run, in_good_order, phases_of, start
 
-SCENARIOS = ("around", "two_optimizers_a_step", "failing_optimizer", "compiled")
+SCENARIOS = ("around", "step_in_a_known_phase", "two_optimizers_a_step", "failing_optimizer", "compiled")
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,18 @@ def test_step_of_the_script_is_the_step(runs: dict[str, Run]) -> None:
     both = ["forward", "backward", "optimizer"] * 2
     none = ["forward", "backward"] * 2
     assert [phases_of(step) for step in recording.steps] == [both, both, none, both, ["optimizer"]]
+
+
+def test_step_in_a_known_phase_is_a_step(runs: dict[str, Run]) -> None:
+    """A phase that holds no other must not swallow it: the job would seem to hang."""
+    recording = recording_of(runs, "step_in_a_known_phase")
+
+    assert [phases_of(step) for step in recording.steps] == [
+        ["backward", "optimizer"],
+        *[["backward", "backward", "optimizer"]] * 2,
+    ]
+    assert recording.unfinished is not None
+    assert "optimizer" not in phases_of(recording.unfinished)
 
 
 def test_exception_out_of_an_optimizer_leaves_what_is_around_it_whole(runs: dict[str, Run]) -> None:

@@ -310,6 +310,21 @@ def test_validation_holds_a_checkpoint_and_nothing_else() -> None:
     assert tape.written() == ["enter validation", "enter checkpoint_save", "resume validation"]
 
 
+def test_optimizer_steps_in_a_phase_that_says_so() -> None:
+    """Who puts `backward` around the whole of it would lose every step."""
+    marker, tape, _ = attached(16)
+    outer = marker.enter(Phase.BACKWARD)
+    before = marker.enter(Phase.OPTIMIZER)
+
+    marker.let_step_in(Phase.BACKWARD)
+    nested = marker.enter(Phase.FORWARD)
+    marker.step(marker.enter(Phase.OPTIMIZER))
+    marker.resume(outer)
+
+    assert (before, nested) == (NESTED, NESTED)
+    assert tape.written() == ["enter backward", "enter optimizer", "step backward 0", "resume other"]
+
+
 def test_held_step_is_completed_by_its_holder_alone() -> None:
     """Where the script says what a step is, the optimizer's step is a part of it."""
     marker, tape, _ = attached()

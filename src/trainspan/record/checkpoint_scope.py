@@ -30,6 +30,8 @@ class CheckpointScope(LiveScope):
 
     __slots__ = ("_background", "_cover", "_kind", "_path", "_started", "_step", "number", "outer")
 
+    lets_step_in = False
+
     def __init__(
         self,
         engine: Engine,

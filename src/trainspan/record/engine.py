@@ -41,11 +41,15 @@ _OPTIMIZER: Final = int(Phase.OPTIMIZER)
 
 
 class Marked(Protocol):
-    """A scope that is a phase: its number, and the number of the phase around it while it is open."""
+    """A scope that is a phase: its number, and the number of the phase around it while it is open.
+
+    `lets_step_in`: whether an optimizer's step in it is one, though it is a phase that holds no other.
+    """
 
     number: int
     outer: int
     what: str
+    lets_step_in: bool
 
 
 class Engine:
@@ -118,6 +122,8 @@ class Engine:
         scope.outer = outer
         if outer >= 0:
             self._open.append(scope)
+            if scope.lets_step_in:
+                self.marker.let_step_in(scope.number)
 
     def leave(self, scope: Marked, *, failed: bool) -> None:
         """Mark that it ends."""
@@ -131,10 +137,10 @@ class Engine:
         elif opened[-1] is not scope:
             self._cross(scope, outer)
         elif failed:
-            opened.pop()
+            self._pop()
             marker.abort(outer)
         elif marker.now() in (scope.number, _OPTIMIZER):  # an optimizer's step that an exception has left shows late
-            opened.pop()
+            self._pop()
             marker.resume(outer)
         else:
             scope.outer = outer
@@ -238,6 +244,10 @@ class Engine:
             self.misuse.count("thread", scope.what)
             self._late.append(scope)
 
+    def _pop(self) -> None:
+        self._open.pop()
+        self.marker.let_step_in(self._open[-1].number if self._open and self._open[-1].lets_step_in else 0)
+
     def _cross(self, scope: Marked, outer: int) -> None:
         """Take a phase out from under what has begun in it and goes on."""
         place = self._open.index(scope)
@@ -252,7 +262,7 @@ class Engine:
             if scope not in self._open or not self.marker.mine():
                 continue
             if self._open[-1] is scope and self.marker.now() == scope.number:
-                self._open.pop()
+                self._pop()
                 self.marker.resume(scope.outer)
             elif self._open[-1] is not scope:
                 self._open[self._open.index(scope) + 1].outer = scope.outer

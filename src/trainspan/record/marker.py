@@ -49,6 +49,7 @@ class Marker(NamedTuple):
     may come with an operand, shifted by OPERAND_SHIFT.
     `resume_with(outer, operand)`: as `resume`; what the operand says of the phase that was left is in `layout`.
     `hold_step(held)`: while held, these end none; only `complete()` does, wherever the rank is.
+    `let_step_in(phase)`: an optimizer may step in this phase, which holds nothing else; 0: in none.
     `begin()`: the loop begins here. `now()`: the phase the rank is in. `fail()`: an exception has come through here.
     `attach(words, capacity)`: record into this ring from now on, for the calling thread. `detach()`: stop; every
     `enter` answers FOREIGN. `adopt_thread()`: the calling thread is the one that trains; `mine()`: is it?
@@ -67,6 +68,7 @@ class Marker(NamedTuple):
     skip: Callable[[int], bool]
     resume_with: Callable[[int, int], None]
     hold_step: Callable[[bool], None]
+    let_step_in: Callable[[int], None]
     complete: Callable[[], None]
     begin: Callable[[], None]
     now: Callable[[], int]
@@ -98,6 +100,7 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
     end = start + 2 * scratch_marks
     stop = end  # where a mark has more to do than to be stored: at the ring's end; while they are watched, at each
     laps = completed = current = 0
+    stepped_in = 0  # a phase that may hold an optimizer's step
     held = False  # whether somebody else than the optimizer ends the steps
     begun = False  # whether anything was in the ring it let go of
     owner = NOBODY
@@ -129,11 +132,16 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         if position == stop:
             turn()
 
+    def holds(outer: int, phase: int) -> bool:
+        if phase == _OPTIMIZER:
+            return outer == stepped_in
+        return outer == _VALIDATION and phase in _HELD_BY_VALIDATION
+
     def enter(phase: int) -> int:
         nonlocal current, position
         outer = current
         # Of the phases only the first two hold others, and those that the user has named.
-        if outer > _OPTIMIZER and outer not in _NAMED and not (outer == _VALIDATION and phase in _HELD_BY_VALIDATION):
+        if outer > _OPTIMIZER and outer not in _NAMED and not holds(outer, phase):
             return NESTED if thread_id() == owner else FOREIGN
         if thread_id() != owner:
             return FOREIGN
@@ -186,6 +194,10 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         nonlocal held
         held = hold
 
+    def let_step_in(phase: int) -> None:
+        nonlocal stepped_in
+        stepped_in = phase
+
     def complete() -> None:
         nonlocal completed
         put(completed << OPERAND_SHIFT | STEP | current)
@@ -225,12 +237,13 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         store_in(scratch, scratch_marks)
 
     def store_in(ring: memoryview, capacity: int) -> None:
-        nonlocal words, position, end, stop, current, watcher, held
+        nonlocal words, position, end, stop, current, watcher, held, stepped_in
         words = ring
         position = start
         end = stop = start + 2 * capacity
         current = 0
         held = False
+        stepped_in = 0
         watcher = None
 
     def adopt_thread() -> None:
@@ -270,6 +283,7 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         skip=skip,
         resume_with=resume_with,
         hold_step=hold_step,
+        let_step_in=let_step_in,
         complete=complete,
         begin=begin,
         now=now,

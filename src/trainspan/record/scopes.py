@@ -71,6 +71,8 @@ class PhaseScope(LiveScope):
 
     __slots__ = ("_ignored", "number", "outer")
 
+    lets_step_in = True
+
     def __init__(self, engine: Engine, what: str, number: int):
         super().__init__(engine, what)
         self.number = number
@@ -140,6 +142,8 @@ class EvaluationScope(NotingScope):
     """
 
     __slots__ = ("_kind", "iterations", "number", "outer")
+
+    lets_step_in = False
 
     def __init__(self, engine: Engine, what: str, kind: str):
         super().__init__(engine, what)

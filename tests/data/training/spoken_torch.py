@@ -53,6 +53,17 @@ def two_optimizers_a_step() -> None:
     optimizers[0].step()  # outside of any: the optimizer ends it
 
 
+def step_in_a_known_phase() -> None:
+    """More in a phase than its name says: the step is a step all the same."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        with trainspan.phase("backward"):
+            model(samples.tensors[0]).sum().backward()
+            optimizer.step()
+    model[0].weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())  # a part of backward, as ever
+    model(samples.tensors[0]).sum().backward()
+
+
 def failing_optimizer() -> None:
     """An exception that leaves an optimizer's step inside of what the script has named."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

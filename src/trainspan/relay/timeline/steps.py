@@ -11,6 +11,7 @@ How the cut is made:
   the device there. All other OTHER stays OTHER, also between a DATA_WAIT that failed and a FORWARD.
 * A DATA_WAIT directly followed by VALIDATION, and the OTHER between them, is VALIDATION: it fetched a batch for it.
 * A COLLECTIVE that waits for the one launched just before it, by the same call of the library, is one with it.
+* An optimizer's step lies in any phase that the user has put around it.
 * What a phase holds that the user has named is not its time. What was spent in it before the first step is in `early`.
 * What a batch holds counts for the step of the next FORWARD (or BACKWARD, or the step's end); for none if VALIDATION
   comes before it. So batches that are fetched ahead count once, and where they belong.
@@ -58,13 +59,15 @@ _KINDS: Final = (ENTER, RESUME, ABORT, STEP)
 def _legal_in(phase: int) -> frozenset[int]:
     """The codes that a writer in good order can write while it is in `phase`."""
     inner = [p for p in _NUMBERS if p not in (Phase.OTHER, phase)] if phase in _HOLDERS else _HELD.get(phase, ())
-    outer = [p for p in _HOLDERS if p != phase] if phase != Phase.OTHER else []
+    inner = [*inner, Phase.OPTIMIZER] if phase != Phase.OPTIMIZER else inner
+    places = _NUMBERS if phase == Phase.OPTIMIZER else _HOLDERS
+    outer = [p for p in places if p != phase] if phase != Phase.OTHER else []
     outer += [holder for holder, held in _HELD.items() if phase in held]
     again = [ENTER | phase, ABORT | phase] if phase in _PLACES else []
     return frozenset(
         [ENTER | p for p in inner]
         + [kind | p for kind in (RESUME, ABORT) for p in outer]
-        + ([STEP | p for p in _HOLDERS] if phase in _STEPPING else [])
+        + ([STEP | p for p in places] if phase in _STEPPING else [])
         + again
     )
 
