@@ -297,6 +297,41 @@ STEP = Dashboard(
             "s",
         ),
         Panel(
+            "In collectives, by rank",
+            "bargauge",
+            "Mean time of a step in the collectives that its script calls, in the time shown. The rank with the "
+            "shortest bar is the one that the others wait for.",
+            (
+                Query(
+                    f"sort(sum by (training_rank, training_node_rank, training_collective_op) "
+                    f"(increase(training_collective_duration_seconds_sum{{{ONE_RANK}}}[$__range]))"
+                    f" / on (training_rank, training_node_rank) group_left () "
+                    f"(sum by (training_rank, training_node_rank) "
+                    f"(increase(training_steps_total{{{ONE_RANK}}}[$__range])) > 0))",
+                    "{{training_collective_op}} rank {{training_rank}}",
+                ),
+            ),
+            "s",
+        ),
+        Panel(
+            "Compilation and skipped steps",
+            "timeseries",
+            "Zero after the first steps is right. Recompilations that go on: see `training.compile.reason` in the "
+            "attempt's trace. Steps skipped one after the other: gradients are not finite, and nothing is learned.",
+            (
+                Query(
+                    f"sum by (training_compile_kind) "
+                    f"(increase(training_compile_count_total{{{ONE_RANK}}}[$__rate_interval]))",
+                    "{{training_compile_kind}}",
+                ),
+                Query(
+                    f"sum(increase(training_compile_graph_breaks_total{{{ONE_RANK}}}[$__rate_interval]))",
+                    "graph breaks",
+                ),
+                Query(f"sum(increase(training_steps_skipped_total{{{ONE_RANK}}}[$__rate_interval]))", "steps skipped"),
+            ),
+        ),
+        Panel(
             "Slow steps",
             "traces",
             "Steps with a trace because they were slow. Follow the trace id: one trace holds the step on all ranks; "

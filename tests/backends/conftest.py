@@ -81,4 +81,4 @@ def inside_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) ->
     """Two ranks with collectives, a gradient scaler and a compiler, into the shared stack."""
     state = tmp_path_factory.mktemp("inside-run")
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http, "PYTHONPATH": str(REPOSITORY)}
-    return runs.run("inside_ddp.py", state=state, environ=environ, ranks=2)
+    return runs.run("inside_ddp.py", "600", state=state, environ=environ, ranks=2)

@@ -43,6 +43,10 @@ NOT_ON_A_CPU = ("device", "allocator", "hw_", "energy", "carbon", "sampled.reaso
 NOT_ON_RECORDED_GPUS = ("device", "allocator", "sampled.reason")
 
 
+# Of what a plain script does not do.
+INSIDE = ("training_collective", "training_compile")
+
+
 class Asked(NamedTuple):
     """A query of a panel, as the file has it."""
 
@@ -118,7 +122,7 @@ def test_a_real_run_fills_every_panel_that_needs_no_gpu(stack: Stack, ddp_run: R
     service = stack.series(f'last_over_time(training_steps_total{{training_run_id="{ddp_run.name}"}}[1h])')[0][
         "metric"
     ]["job"]
-    waiting = [a for a in _queries() if not any(word in json.dumps(a.target) for word in NOT_ON_A_CPU)]
+    waiting = [a for a in _queries() if not any(word in json.dumps(a.target) for word in (*NOT_ON_A_CPU, *INSIDE))]
     deadline = time.monotonic() + stacks.PATIENCE_S
 
     while waiting and time.monotonic() < deadline:
@@ -126,6 +130,19 @@ def test_a_real_run_fills_every_panel_that_needs_no_gpu(stack: Stack, ddp_run: R
         time.sleep(1.0)
 
     assert [(asked.panel, asked.target.get("expr", asked.target.get("tags"))) for asked in waiting] == []
+
+
+def test_a_run_with_collectives_and_a_compiler_fills_their_panels(stack: Stack, inside_run: Run) -> None:
+    """The same of what only some scripts do."""
+    waiting = [asked for asked in _queries() if any(word in json.dumps(asked.target) for word in INSIDE)]
+    assert len(waiting) >= 3
+    deadline = time.monotonic() + stacks.PATIENCE_S
+
+    while waiting and time.monotonic() < deadline:
+        waiting = [asked for asked in waiting if not _data(stack, asked, inside_run.name, "")]
+        time.sleep(1.0)
+
+    assert [(asked.panel, asked.target["expr"]) for asked in waiting] == []
 
 
 def test_a_run_on_recorded_gpus_fills_the_panels_of_gpus(stack: Stack, gpu_run: Run) -> None:

@@ -41,7 +41,8 @@ def test_the_phase_a_rank_was_killed_in_is_an_error_span(tmp_path: Path, phase: 
     assert failed["training.rank_step"].attributes["training.end.reason"] == "died"
     assert max(trace, key=lambda span: span.end_ns).end_ns == failed[f"training.{phase}"].end_ns
     assert latest_numbers(sink, "training.steps") == {(0,): STEP}
-    (died,) = sink.logs()
+    started, died = sink.logs()
+    assert started.item.event_name == "training.started"
     assert died.item.event_name == "training.died"
     assert died.item.body.string_value == f"process ended in {phase} of step {STEP}"
 
@@ -70,7 +71,7 @@ def test_an_uncaught_exception_is_told_without_its_message(tmp_path: Path) -> No
 
     trace = next(t for t in by_trace(spans_of(sink)).values() if t[0].attributes.get("training.step") == STEP)
     exported = b"".join(received.request.SerializeToString() for received in sink.received())
-    (record,) = sink.logs()
+    _started, record = sink.logs()
     assert ended.exit_code == 1
     assert "ValueError: canary-secret-4711" in ended.stderr
     assert {span.name for span in trace if span.error} == {"training.rank_step", "training.forward"}

@@ -1,9 +1,11 @@
 """Two ranks under torchrun, with what a step can hold beside forward and backward; one JSON line for the rank.
 
-Eight steps of a compiled loss, which is compiled anew when the batch grows; the gradient of the third is infinite, so
-the scaler skips it; an `all_reduce` of the loss after each; a validation of three batches after the fourth step, and a
-test of two after the last.
+Argument: how many steps, eight by default. Their loss is compiled, and compiled anew when the batch grows; the gradient
+of the third is infinite, so the scaler skips it; after each an `all_reduce` of the loss; a validation of three batches
+after the fourth, and a test of two after the last.
 """
+
+import sys
 
 import torch
 import torch.distributed as dist
@@ -12,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.data.training.evidence import report, run_one
 
-STEPS = 8
+STEPS = int(sys.argv[1]) if sys.argv[1:] else 8
 
 
 def validate(model: nn.Module, batches: int) -> None:
