@@ -281,7 +281,7 @@ SPAN_ATTRIBUTES = (
     Name(SAMPLED_BECAUSE, "Why this step has a trace."),
     Name(END_REASON, "How the process ended."),
     Name(FIRST_STEP, "First step of a segment."),
-    Name(LAST_STEP, "Last step of a segment."),
+    Name(LAST_STEP, "Last step of a segment, or of a process."),
     Name(DEVICE_START, "When the device began with the phase, in s from its beginning of the step."),
     Name(DEVICE_DURATION, "How long the device took for the phase or the step, in s."),
     Name(SPANS_CUT, "Phases of this rank's step that have no span, because the trace would be too large."),
@@ -435,6 +435,13 @@ COLLECTIVE_DURATION = Metric(
     "Time a rank is held up by a collective that its script calls, from its call to its return.",
     (COLLECTIVE_OP, COLLECTIVE_GROUP),
 )
+COLLECTIVE_WAIT = Metric(
+    "training.collective.wait",
+    "histogram",
+    "s",
+    "Time in a collective beyond that of the rank of the same node that came last: waiting for that one.",
+    (COLLECTIVE_OP, COLLECTIVE_GROUP),
+)
 COLLECTIVE_SIZE = Metric(
     "training.collective.size",
     "histogram",
@@ -534,6 +541,7 @@ METRICS = (
     CHECKPOINT_SIZE,
     STEPS_SKIPPED,
     COLLECTIVE_DURATION,
+    COLLECTIVE_WAIT,
     COLLECTIVE_SIZE,
     COMPILATIONS,
     GRAPH_BREAKS,

@@ -98,7 +98,7 @@ def _check_attempt(spans: list[SpanSeen]) -> None:
     assert names == sorted(["training.attempt", "training.segment", *(f"training.{name}" for name in own * 2)])
     assert all(span.error is None for span in attempt)
     for process in (span for span in attempt if span.name == "training.process"):
-        assert FACTS.items() <= process.attributes.items()
+        assert {**FACTS, "training.step.last": STEPS - 1}.items() <= process.attributes.items()
     inits = {span.span: span for span in attempt if span.name == "training.init"}
     for span in (span for span in attempt if span.name.startswith("training.init.")):
         assert span.attributes["training.rank"] == inits[span.parent].attributes["training.rank"]

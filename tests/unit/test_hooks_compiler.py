@@ -6,9 +6,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch._dynamo.utils import CompilationMetrics
 
 from trainspan.record.hooks import compiler as hook
 from trainspan.record.spans import SpanTeller
+
+REASONS = hasattr(CompilationMetrics, "recompile_reason")
+"""Before torch 2.6 Dynamo keeps none."""
 
 
 class Watched(NamedTuple):
@@ -64,7 +68,7 @@ def test_first_compilation_and_recompilation_are_told_with_the_reason(watched: W
     first, second = watched.spans()
     assert first["attributes"]["training.compile.function"] == "double"
     assert "training.compile.reason" not in first["attributes"]
-    assert "size" in second["attributes"]["training.compile.reason"]
+    assert not REASONS or "size" in second["attributes"]["training.compile.reason"]
     assert [span["state"] for span in (first, second)] == ["compile"] * 2
     assert before_ns - 1_000_000 <= first["start_ns"] < first["end_ns"] <= second["start_ns"] <= monotonic_ns()
     assert watched.counts() == {"compilations": 2, "recompilations": 1, "graph_breaks": 0}

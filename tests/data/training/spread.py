@@ -5,11 +5,16 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from tests.data.training.evidence import report, run_one
+
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # before torch 2.6
+    from torch.distributed._composable.fsdp import fully_shard
 
 STEPS = 4
 MICROBATCHES = 4

@@ -85,7 +85,8 @@ class Compilations:
             return
         reason = getattr(noted, "recompile_reason", None)
         self.count += 1
-        self._recompilations += bool(reason)
+        # Before torch 2.6 no reason is kept, only how often the function had been compiled before.
+        self._recompilations += bool(reason or getattr(noted, "cache_size", None))
         attributes = {
             names.COMPILE_FUNCTION: getattr(noted, "co_name", None),
             names.COMPILE_REASON: reason[:_REASON_CHARACTERS] if isinstance(reason, str) else None,

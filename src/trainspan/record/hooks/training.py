@@ -23,6 +23,7 @@ _HYPERPARAMETERS: Final = {
     "fused": names.OPTIMIZER_FUSED,
 }
 _ZERO: Final = "ZeroRedundancyOptimizer"
+_FSDP2: Final = "FSDPModule"
 _CLASS_CHARACTERS: Final = 128
 
 
@@ -55,7 +56,7 @@ def install(
                 **_of_model(models, optimizer),
                 **_of_optimizer(optimizer),
                 names.BATCH_SIZE: _batch_size(lifecycle.loader()),
-                names.STRATEGY: _strategy(lifecycle.strategies, optimizer),
+                names.STRATEGY: _strategy(lifecycle.strategies, models, optimizer),
                 names.PRECISION_AUTOCAST: autocast(),
                 names.COMPILED: compiled(),
             }
@@ -97,7 +98,7 @@ def _class_of(model: nn.Module) -> str:
             break
         model = wrapped
     kind = type(model)
-    if any(base.__name__ == "FSDPModule" for base in kind.__mro__):
+    if _is_a(model, _FSDP2):
         return kind.__name__.removeprefix("FSDP")[:_CLASS_CHARACTERS]  # FSDP2 makes a class of its own
     return kind.__qualname__[:_CLASS_CHARACTERS]
 
@@ -126,6 +127,12 @@ def _batch_size(loader: Any) -> int | None:
     return next((size for size in sizes if isinstance(size, int)), None)
 
 
-def _strategy(seen: set[str], optimizer: Any) -> str:
-    zero = {"zero"} if any(base.__name__ == _ZERO for base in type(optimizer).__mro__) else set()
-    return "+".join(sorted(seen | zero)) or "none"
+def _strategy(seen: set[str], models: list[nn.Module], optimizer: Any) -> str:
+    zero = {"zero"} if _is_a(optimizer, _ZERO) else set()
+    fsdp2 = {"fsdp2"} if any(_is_a(model, _FSDP2) for model in models) else set()
+    return "+".join(sorted(seen | zero | fsdp2)) or "none"
+
+
+def _is_a(thing: object, name: str) -> bool:
+    """Whether `thing` is of a class of that name, which this process may not have imported."""
+    return any(base.__name__ == name for base in type(thing).__mro__)
