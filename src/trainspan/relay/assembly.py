@@ -201,7 +201,7 @@ class Assembly:
         for part in parts:
             _summarise(part, reason)
         self._trace(parts, decision)
-        if len(parts) > 1:
+        if len(parts) > 1 and any(part.step.calls for part in parts):
             self._compare(parts)
 
     def _compare(self, parts: list[_Part]) -> None:

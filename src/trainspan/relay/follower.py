@@ -146,7 +146,9 @@ class RankFollower:
 
     def stays_of(self, step: RankStep) -> list[Stay]:
         """Its times in the collectives of `step`."""
-        calls = self.calls_of(step) if step.calls else {}
+        if not step.calls:
+            return []
+        calls = self.calls_of(step)
         return [
             Stay(calls[start_ns], start_ns, end_ns)
             for phase, start_ns, end_ns, _failed in step.intervals
