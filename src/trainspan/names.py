@@ -445,6 +445,13 @@ COLLECTIVE_DURATION = Metric(
     "Time a rank is held up by a collective that its script calls, from its call to its return.",
     (COLLECTIVE_OP, COLLECTIVE_GROUP),
 )
+COLLECTIVE_WAIT = Metric(
+    "training.collective.wait",
+    "histogram",
+    "s",
+    "Time in a collective beyond that of the rank of the same node that came last: waiting for that one.",
+    (COLLECTIVE_OP, COLLECTIVE_GROUP),
+)
 COLLECTIVE_SIZE = Metric(
     "training.collective.size",
     "histogram",
@@ -563,6 +570,7 @@ METRICS = (
     CHECKPOINT_SIZE,
     STEPS_SKIPPED,
     COLLECTIVE_DURATION,
+    COLLECTIVE_WAIT,
     COLLECTIVE_SIZE,
     COMPILATIONS,
     GRAPH_BREAKS,

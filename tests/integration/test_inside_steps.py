@@ -1,12 +1,16 @@
 """What is inside a step, and before and between steps, over real OTLP: two ranks with all that a step can hold."""
 
+import json
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.integration.recorded import start_ranks
-from tests.integration.relayed import SpanSeen, latest_numbers, spans_of, wait_for_relay
+from tests.integration.relayed import SpanSeen, latest_numbers, run_folder, spans_of, wait_for_relay
 from trainspan import names
 from trainspan.testing.otlp_sink import OtlpSink
 
@@ -21,6 +25,7 @@ class Seen(NamedTuple):
     sink: OtlpSink
     alone: list[dict[str, object]]
     recorded: list[dict[str, object]]
+    folder: Path
 
     def named(self, name: str, rank: int | None = None) -> list[SpanSeen]:
         """Spans of that name in the order of time."""
@@ -44,12 +49,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         alone, recorded = (run.ended() for run in runs)
         assert (alone.exit_code, recorded.exit_code) == (0, 0), recorded.stderr
         wait_for_relay(state)
-    return Seen(spans_of(sink), sink, alone.lines, recorded.lines)
+    return Seen(spans_of(sink), sink, alone.lines, recorded.lines, run_folder(state))
 
 
 def test_nothing_in_the_ranks_differs(seen: Seen) -> None:
     """Weights, generators, threads and sockets, with every hook at work."""
-    lines = [[{**line, "pid": 0} for line in sorted(run, key=lambda line: int(str(line["rank"])))] for run in seen[2:]]
+    lines = [[{**line, "pid": 0} for line in sorted(run, key=lambda line: int(str(line["rank"])))] for run in seen[2:4]]
 
     assert lines[0] == lines[1]
     assert len(lines[0]) == 2
@@ -122,6 +127,23 @@ def test_collective_metrics_count_every_call(seen: Seen) -> None:
     assert {newest[("training.collective.size", rank)] for rank in (0, 1)} == {(STEPS, 4.0 * STEPS)}
     # The last one came after the last step.
     assert {newest[("training.collective.duration", rank)][0] for rank in (0, 1)} == {STEPS - 1}
+
+
+def test_waiting_for_the_rank_that_came_late_is_charged_as_such(seen: Seen) -> None:
+    """Rank 0 has nothing to do for 0.3 s in its seventh collective, and rank 1 is the one to look at."""
+    said = subprocess.run(
+        [sys.executable, "-m", "trainspan", "goodput", "--json", "--by", "rank", str(seen.folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    waited = [span for span in seen.named("training.collective", 0) if span.duration_ns > 250_000_000]
+    total_s = sum(span.duration_ns for span in seen.named("training.collective", 0)) / 1e9
+    lost = {rank: found["badput_s"] for rank, found in json.loads(said.stdout)["by"]["rank"].items()}
+    assert 6 in [span.attributes["training.collective.seq"] for span in waited]
+    assert 0.25 < lost["0"]["straggler_wait"] <= total_s
+    assert lost["1"].get("straggler_wait", 0) < lost["0"]["straggler_wait"]
 
 
 def test_phases_of_the_steps_are_those_of_the_script(seen: Seen) -> None:

@@ -71,13 +71,14 @@ def test_compilations_are_charged_as_such(follower: RankFollower) -> None:
     plain(tape, 0)
     plain(tape, 1)
     at = BEGIN_NS + 20
-    told = (compilation(at, at + 30), compilation(at + 10, at + 40), compilation(at + 70, at + 105))
+    stretches = ((0, 30), (10, 40), (70, 105), (150, 160))
+    told = [compilation(at + start_ns, at + end_ns) for start_ns, end_ns in stretches]
 
     look(follower, tape.words, *told)
 
     states = follower.account.states()
-    assert states["compile"] == 40 + 10 + 25
-    assert states["productive"] == 160 - 75
+    assert states["compile"] == 40 + 10 + 25 + 10
+    assert states["productive"] == 160 - 85
     assert states["data_wait"] == 40
     assert sum(states.values()) == follower.account.elapsed_ns
 

@@ -18,8 +18,10 @@ from trainspan.relay.goodput.ledger import Reading, read
 from trainspan.relay.goodput.queries import Scope, report
 from trainspan.relay.signals.aggregates import ExplicitAggregate, StepAggregates
 from trainspan.relay.tail import Sighting
+from trainspan.relay.timeline.collectives import Group, Kind
 from trainspan.relay.timeline.records import ProcessEnd, phase_times_of
 from trainspan.relay.timeline.steps import RankTimeline
+from trainspan.relay.timeline.waits import Wait
 from trainspan.testing.builders import MarkTape, marks_of, rank_step
 
 STEP_NS = 70_000_000
@@ -216,6 +218,19 @@ def test_death_that_nobody_watched_was_at_the_last_mark(rank: Rank, folder: Path
     end = told(rank, folder)[-1]
 
     assert end == Ended(0, 0, rank.unix_ns(BEGIN_NS + STEP_NS), orderly=False)
+
+
+def test_waiting_for_a_slower_rank_is_an_activity(rank: Rank, folder: Path) -> None:
+    """In a finished step it is neither work nor lost, and only the ranks together know of it."""
+    rank.look(marks_of(1, start_ns=BEGIN_NS), now_ns=6 * S)
+    kind = Kind("all_reduce", Group("0", "default_pg", (0, 1)), 8)
+
+    rank.ledger.wait([(rank.follower, Wait(kind, BEGIN_NS + 20_000_000, BEGIN_NS + 30_000_000))])
+
+    facts = told(rank, folder)
+    begin_ns = rank.unix_ns(BEGIN_NS)
+    assert facts[-1] == Activity(0, 0, "straggler_wait", begin_ns + 20_000_000, begin_ns + 30_000_000)
+    assert seconds(history_of(facts))["straggler_wait"] == pytest.approx(0.01)
 
 
 def test_second_relay_changes_nothing(rank: Rank, reader: RecordingReader, folder: Path) -> None:

@@ -139,6 +139,7 @@ def with_calls(reading: RankReading) -> RankReading:
     """The same rank, which has called collectives, a compiler, and DistributedDataParallel."""
     if reading.aggregates is not None:
         reading.aggregates.fold_collective(GATHER, 2 * MS)
+        reading.aggregates.fold_wait(GATHER, 1 * MS)
         reading.aggregates.fold_calls(Calls(GATHER, 7))
         reading.aggregates.fold_calls(Calls(GATHER._replace(size_bytes=8 << 30), 1))
     return reading._replace(compiled=COMPILED, reducer=REDUCER)
@@ -260,7 +261,9 @@ def test_collectives_are_told_by_operation_and_group() -> None:
     assert isinstance(time, HistogramDataPoint)
     assert isinstance(size, HistogramDataPoint)
     assert tuple((time.attributes or {}).values()) == tuple((size.attributes or {}).values()) == GATHER_KEY
-    assert (time.count, time.sum) == (1, 0.002)
+    [wait] = made["training.collective.wait"].data.data_points
+    assert isinstance(wait, HistogramDataPoint)
+    assert (time.count, time.sum, wait.count, wait.sum) == (1, 0.002, 1, 0.001)
     assert (size.count, size.sum, size.min, size.max) == (8, 7 * 5000 + (8 << 30), 5000, 8 << 30)
     assert {bound: n for bound, n in zip(size.explicit_bounds, size.bucket_counts, strict=False) if n} == {
         16384.0: 7,

@@ -33,22 +33,32 @@ from trainspan.relay.signals.sampling import StepSampler
 from trainspan.relay.signals.spans import Span, step_spans
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.relay.timeline.segments import Segment
+from trainspan.relay.timeline.waits import Wait, waits_of
 from trainspan.sampling import Sampling, SpanNames
 
 PATIENCE_NS: Final = 10_000_000_000
 PATIENCE_AFTER_END_NS: Final = 1_500_000_000
 """How long a step in which a process has ended waits for the other ranks, which are usually being ended too."""
 
+LEAST_WAIT_NS: Final = 10_000_000
+LEAST_WAIT_SHARE: Final = 0.02
+"""Of its step: a shorter wait for slower ranks is not charged as one. The ledger has no room for all of them."""
+
 MOST_WAITING: Final = 256
 MOST_DECIDED: Final = 1024
 
 
 class Output(NamedTuple):
-    """What an attempt has to tell since it was last asked. `cut`: spans left out at the bound of a trace."""
+    """What an attempt has to tell since it was last asked.
+
+    `cut`: spans left out at the bound of a trace.
+    `waits`: who waited long for a slower rank, and when.
+    """
 
     spans: list[Span]
     records: list[Record]
     cut: int
+    waits: list[tuple[RankFollower, Wait]]
 
 
 class _Decision(NamedTuple):
@@ -84,7 +94,7 @@ class Assembly:
         self._waiting: dict[int, list[_Part]] = {}
         self._decided: OrderedDict[int, _Decision] = OrderedDict()
         self._last: tuple[int, list[_Part]] | None = None  # the newest decided step, if it has no trace
-        self._output = Output([], [], 0)
+        self._output = Output([], [], 0, [])
         self._closed = False
 
     def add_steps(
@@ -191,6 +201,16 @@ class Assembly:
         for part in parts:
             _summarise(part, reason)
         self._trace(parts, decision)
+        if len(parts) > 1 and any(part.step.calls for part in parts):
+            self._compare(parts)
+
+    def _compare(self, parts: list[_Part]) -> None:
+        """Find who waited for whom in the collectives of a step that every local rank has completed."""
+        for part, waits in zip(parts, waits_of([part.follower.stays_of(part.step) for part in parts]), strict=True):
+            part.follower.count_waits(waits)
+            least_ns = max(LEAST_WAIT_NS, LEAST_WAIT_SHARE * (part.step.end_ns - part.step.start_ns))
+            long = [wait for wait in waits if wait.end_ns - wait.start_ns >= least_ns]
+            self._output.waits.extend((part.follower, wait) for wait in long)
 
     def _late(self, part: _Part) -> None:
         decision = self._decided[part.step.number]
@@ -219,7 +239,6 @@ class Assembly:
     def _tell_process(self, follower: RankFollower, end: ProcessEnd) -> None:
         if self._sampling.off:
             return
-        last = {} if follower.last_number is None else {names.LAST_STEP: follower.last_number}
         made = process_spans(
             follower.source,
             follower.reader.process_start_ns,
@@ -227,7 +246,7 @@ class Assembly:
             end,
             follower.unfinished,
             follower.torch_import_ns,
-            {**follower.facts, **last, **follower.said.configured},
+            {**follower.facts, **follower.said.configured, **_last_step(follower)},
         )
         self._tell(made.spans, made.cut)
 
@@ -276,7 +295,7 @@ class Assembly:
         self._output = self._output._replace(cut=self._output.cut + cut)
 
     def _take_output(self) -> Output:
-        output, self._output = self._output, Output([], [], 0)
+        output, self._output = self._output, Output([], [], 0, [])
         return output
 
 
@@ -284,6 +303,10 @@ def _summarise(part: _Part, reason: str | None) -> None:
     if part.end is None:
         anchor = part.follower.source.anchor
         part.follower.summary.add(part.step, part.phase_times_ns, anchor, reason)
+
+
+def _last_step(follower: RankFollower) -> dict[str, int]:
+    return {} if follower.last_number is None else {names.LAST_STEP: follower.last_number}
 
 
 def _has_told(follower: RankFollower, number: int) -> bool:

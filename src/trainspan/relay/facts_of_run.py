@@ -6,6 +6,7 @@
     a checkpoint was loaded    Loaded: its name tells which save it is
     a stretch of init is told  an activity, if it has a state; so is a phase that the user has named, and a compilation,
                                wherever it lies
+    a rank waited for another  an activity, if it was long
     nothing, for a while       Alive
     a process has ended        the unfinished step, and Ended
 
@@ -25,6 +26,7 @@ from trainspan.relay.goodput.ledger import LedgerWriter
 from trainspan.relay.live_history import LiveHistory
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.relay.timeline.told import told_of
+from trainspan.relay.timeline.waits import Wait
 
 LEDGER: Final = "ledger"
 """Folder of the ledger in the run folder."""
@@ -210,6 +212,15 @@ class RunLedger:
             facts = self._ranks[follower.reader.path] = RankFacts(follower, now_ns)
             self._tell(facts.begun())
         self._tell(facts.seen(steps, events, now_ns, more=more))
+
+    def wait(self, waits: Sequence[tuple[RankFollower, Wait]]) -> None:
+        """Take over who waited for a slower rank."""
+        facts: list[Fact] = []
+        for follower, wait in waits:
+            identity, unix_of = follower.source.identity, follower.source.unix_of
+            times_ns = unix_of(wait.start_ns), unix_of(wait.end_ns)
+            facts.append(Activity(identity.attempt, identity.rank, "straggler_wait", *times_ns))
+        self._tell(facts)
 
     def end(self, follower: RankFollower, end: ProcessEnd) -> None:
         """Take over the end of a process."""

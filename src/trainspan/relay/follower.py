@@ -1,6 +1,6 @@
 """Follows one rank's recording: its marks become steps, and these its account, its distributions and its summary."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from trainspan import names, settings
@@ -30,6 +30,7 @@ from trainspan.relay.timeline.steps import RankTimeline
 from trainspan.relay.timeline.throughput import FlopsKnown, Throughput
 from trainspan.relay.timeline.told import Told, Value, attributes_of, told_of
 from trainspan.relay.timeline.validation import loop_of
+from trainspan.relay.timeline.waits import Stay, Wait
 from trainspan.sampling import sampling_from
 from trainspan.settings import load
 
@@ -155,6 +156,22 @@ class RankFollower:
             self.last_number = steps[-1].number
             self._last_step_end_ns = steps[-1].end_ns
         return phase_times_ns
+
+    def stays_of(self, step: RankStep) -> list[Stay]:
+        """Its times in the collectives of `step`."""
+        if not step.calls:
+            return []
+        calls = self.calls_of(step)
+        return [
+            Stay(calls[start_ns], start_ns, end_ns)
+            for phase, start_ns, end_ns, _failed in step.intervals
+            if phase is Phase.COLLECTIVE and start_ns in calls
+        ]
+
+    def count_waits(self, waits: Sequence[Wait]) -> None:
+        """Count what it waited for others."""
+        for kind, start_ns, end_ns in waits:
+            self._aggregates.fold_wait(kind, end_ns - start_ns)
 
     def calls_of(self, step: RankStep) -> dict[int, Call]:
         """The collectives of `step`, by the time at which they began."""
@@ -307,11 +324,8 @@ class RankFollower:
     def _look_into(self, step: RankStep) -> None:
         """Count what is not in every step."""
         self._skipped += step.skipped
-        if step.calls:
-            calls = self.calls_of(step)
-            for phase, start_ns, end_ns, _failed in step.intervals:
-                if phase is Phase.COLLECTIVE and start_ns in calls:
-                    self._aggregates.fold_collective(calls[start_ns].kind, end_ns - start_ns)
+        for call, start_ns, end_ns in self.stays_of(step):
+            self._aggregates.fold_collective(call.kind, end_ns - start_ns)
         if step.validations:
             self._tell_validation(step)
         if step.start_ns == self.timeline.first_step_start_ns:
@@ -335,9 +349,8 @@ class RankFollower:
         until_ns, time_ns = step.start_ns, 0
         for start_ns, end_ns in sorted(self._compiling):
             reach_ns = min(end_ns, step.end_ns)
-            if reach_ns > until_ns:
-                time_ns += reach_ns - max(start_ns, until_ns)
-                until_ns = reach_ns
+            time_ns += max(reach_ns - max(start_ns, until_ns), 0)
+            until_ns = max(reach_ns, until_ns)
         self._compiling = [stretch for stretch in self._compiling if stretch[1] > step.end_ns]
         return time_ns
 

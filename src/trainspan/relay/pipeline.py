@@ -142,9 +142,9 @@ class Pipeline:
     def close(self, now_ns: int, timeout_s: float) -> bool:
         """Hand out everything that is left; True if all of it was delivered within `timeout_s`."""
         self._bury(now_ns, wait_ns=0)
-        self._ledger.close()
         for assembly in self._assemblies.values():
             self._put(assembly.finish())
+        self._ledger.close()
         self._put_metrics(now_ns)
         self._remove_retired()
         self._write_summary()
@@ -219,6 +219,7 @@ class Pipeline:
 
     def _put(self, output: Output) -> None:
         self._health.spans_dropped += output.cut
+        self._ledger.wait(output.waits)
         if self._outlet is None:
             return
         if output.spans:

@@ -2,10 +2,11 @@
 
 Argument: how many steps, eight by default. Their loss is compiled, and compiled anew when the batch grows; the gradient
 of the third is infinite, so the scaler skips it; after each an `all_reduce` of the loss; a validation of three batches
-after the fourth, and a test of two after the last.
+after the fourth, and a test of two after the last. After the seventh, rank 1 comes late.
 """
 
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -45,6 +46,8 @@ def main() -> None:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
+        if number == 6 and dist.get_rank() == 1:
+            time.sleep(0.3)  # rank 0 waits for this one
         total = loss.detach().clone()
         dist.all_reduce(total)
         mean += float(total) / STEPS

@@ -2,7 +2,8 @@
 
 That is what monotonic counters need (`training.time`); with hindsight the engine (`history`, `queries`) knows better,
 and what it says is `training.goodput` and `trainspan goodput`. They differ in this: the engine charges the steps that
-were lost, this account the steps that are done again; the excess of first steps and of hangs is `productive` here.
+were lost, this account the steps that are done again; the excess of first steps and of hangs, and long waits for slower
+ranks, are `productive` here.
 
 What is charged when:
 

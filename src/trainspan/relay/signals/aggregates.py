@@ -161,11 +161,12 @@ class StepAggregates:
         phases: by phase, of its exclusive time per step, over the steps that have it.
         device: the same by the clock of the device, over the steps that were timed there.
         checkpoints: of whole calls, by kind, part and outcome.
-        collectives: of the time that a rank is held up, by operation and group.
+        collectives: of the time that a rank is held up, by operation and group; `waits`: of the part of it in which it
+            waited for others.
         sizes: of collectives in bytes, by operation and group.
     """
 
-    __slots__ = ("_kind", "checkpoints", "collectives", "device", "phases", "sizes", "step")
+    __slots__ = ("_kind", "checkpoints", "collectives", "device", "phases", "sizes", "step", "waits")
 
     def __init__(self, kind: Callable[[], Aggregate]):
         self.step = kind()
@@ -173,6 +174,7 @@ class StepAggregates:
         self.device: defaultdict[AnyPhase, Aggregate] = defaultdict(kind)
         self.checkpoints: dict[tuple[str, str, str], Aggregate] = {}
         self.collectives: dict[tuple[str, str], Aggregate] = {}
+        self.waits: dict[tuple[str, str], Aggregate] = {}
         self.sizes: dict[tuple[str, str], Counter[int]] = {}
         self._kind = kind
 
@@ -205,6 +207,13 @@ class StepAggregates:
         if key not in self.collectives:
             self.collectives[key] = self._kind()
         self.collectives[key].add(time_ns)
+
+    def fold_wait(self, kind: Kind, time_ns: int) -> None:
+        """Count the time that a rank waited for others in a collective."""
+        key = (kind.op, kind.group.label)
+        if key not in self.waits:
+            self.waits[key] = self._kind()
+        self.waits[key].add(time_ns)
 
     def fold_calls(self, calls: Calls) -> None:
         """Count collectives by their size."""

@@ -233,12 +233,17 @@ def _histograms(aggregates: StepAggregates | None, span: tuple[int, int]) -> lis
         aggregate.point(dict(zip(names.COLLECTIVE_DURATION.attributes, key, strict=True)), *span)
         for key, aggregate in aggregates.collectives.items()
     ]
+    waits = [
+        aggregate.point(dict(zip(names.COLLECTIVE_WAIT.attributes, key, strict=True)), *span)
+        for key, aggregate in aggregates.waits.items()
+    ]
     sizes = [
         size_point(counts, dict(zip(names.COLLECTIVE_SIZE.attributes, key, strict=True)), *span)
         for key, counts in aggregates.sizes.items()
     ]
     return [
         *_histogram(names.COLLECTIVE_DURATION, collectives),
+        *_histogram(names.COLLECTIVE_WAIT, waits),
         *_histogram(names.COLLECTIVE_SIZE, sizes),
         *_histogram(names.STEP_DURATION, [aggregates.step.point({}, *span)]),
         *_histogram(names.PHASE_DURATION, phases),

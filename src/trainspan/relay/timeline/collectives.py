@@ -41,13 +41,20 @@ class Call(NamedTuple):
     kind: Kind
     sequence: int | None
 
+    @property
+    def key(self) -> tuple[str, str, int] | None:
+        """What all that take part call it; None where they have no common name for it."""
+        if self.sequence is None or self.kind.op in _PAIRS:
+            return None
+        return self.kind.group.name, self.kind.op, self.sequence
+
     def peers(self, rank: int, most: int) -> list[int]:
         """The members that take part beside `rank`, up to `most`: those that follow it in the group's order.
 
         None where the number of the call says nothing to them: of a message between two.
         """
         ranks = self.kind.group.ranks
-        if self.sequence is None or self.kind.op in _PAIRS or rank not in ranks:
+        if self.key is None or rank not in ranks:
             return []
         place = ranks.index(rank)
         return [*ranks[place + 1 :], *ranks[:place]][:most]
