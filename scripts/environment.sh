@@ -74,14 +74,21 @@ _borrow_packages() {
 
 _install() {
   local group=$1 python=$ENVIRONMENT/bin/python wanted=(--editable "$ROOT")
+  local constraints=$ROOT/.cache/constraints.txt
   [ "$group" = demo ] || wanted+=(--group "$ROOT/pyproject.toml:$group")
+  [ "$group" != test ] || wanted+=(--group "$ROOT/pyproject.toml:frameworks")
+  cp "$ROOT/constraints.txt" "$constraints"
   if [ "$group" != check ] && ! "$python" -c "$TORCH_IS_THERE"; then
     say "torch is not there: fetching $(grep '^torch==' "$ROOT/constraints.txt"), which can be several GB"
     wanted+=(torch numpy)  # without numpy torch works and complains
+  elif [ "$group" != check ]; then
+    # The frameworks require a torch: the one that is there is to satisfy them.
+    "$python" -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >"$constraints"
+    grep -v '^torch==' "$ROOT/constraints.txt" >>"$constraints"
   fi
   say "installing what '$group' needs"
   # pip knows `--group` since 25.1.
-  if ! _pip --upgrade 'pip>=25.1' || ! _pip --constraint "$ROOT/constraints.txt" "${wanted[@]}"; then
+  if ! _pip --upgrade 'pip>=25.1' || ! _pip --constraint "$constraints" "${wanted[@]}"; then
     tail -n 25 "$PIP_LOG" >&2
     say "pip failed; all it said is in $PIP_LOG"
     return 1

@@ -174,6 +174,42 @@ RUN = Dashboard(
             (Query(f"training_progress_step{{{ONE_RANK}}}", "rank {{training_rank}}"),),
         ),
         Panel(
+            "Samples and tokens a second",
+            "timeseries",
+            "What all ranks work through, over the last five minutes, from the shapes of their batches. Falling while "
+            "steps a second stay: batches have become smaller, or shorter.",
+            (
+                Query(f"job:training_samples:rate_5m{{{ONE_RUN}}}", "samples"),
+                Query(f"job:training_tokens:rate_5m{{{ONE_RUN}}}", "tokens"),
+            ),
+        ),
+        Panel(
+            "FLOP/s",
+            "timeseries",
+            "Of the model, on all devices together, where the FLOPs of a token or a sample are known "
+            "(TRAINSPAN_FLOPS_PER_TOKEN).",
+            (Query(f"job:training_flops:rate_5m{{{ONE_RUN}}}", "all ranks"),),
+            "flops",
+        ),
+        Panel(
+            "MFU by rank",
+            "timeseries",
+            "Share of what the device could do (TRAINSPAN_PEAK_FLOPS) that the newest 1024 steps did. Low: see what a "
+            "step is made of. One rank below the others: see its GPU.",
+            (
+                Query(f"training_mfu_ratio{{{ONE_RANK}}}", "rank {{training_rank}}"),
+                Query(f"job:training_mfu:ratio_5m{{{ONE_RUN}}}", "mean"),
+            ),
+            "percentunit",
+        ),
+        Panel(
+            "What is logged",
+            "timeseries",
+            "Loss, learning rate and whatever else the script or its framework logs, of each rank by itself. A line "
+            "that ends is no number any more; one that leaves the others is a rank to look at.",
+            (Query(f"training_scalar{{{ONE_RANK}}}", "{{training_scalar_name}} rank {{training_rank}}"),),
+        ),
+        Panel(
             "Telemetry on its way",
             "timeseries",
             "Bytes that wait on disk for the endpoint. Growing: the endpoint is away or slow; nothing is lost "
@@ -324,7 +360,7 @@ GPU = Dashboard(
             "step are not in it.",
             f"sum(increase(training_energy_joules_total{{{ONE_RUN}}}[$__range]))",
             "joule",
-            width=6,
+            width=5,
         ),
         stat(
             "Energy of a step",
@@ -332,20 +368,27 @@ GPU = Dashboard(
             "clock, another precision, or a GPU that is throttled.",
             f"job:training_energy:joules_per_step_5m{{{ONE_RUN}}}",
             "joule",
-            width=6,
+            width=5,
+        ),
+        stat(
+            "Energy of a token",
+            "Of all ranks together, over the last five minutes; padding counts. It compares runs whose batches differ.",
+            f"job:training_energy:joules_per_token_5m{{{ONE_RUN}}}",
+            "joule",
+            width=5,
         ),
         stat(
             "Carbon",
             "The energy of the work times TRAINSPAN_CARBON_G_PER_KWH, in grams. Empty: the job was not told that "
             "number.",
             f"sum(increase(training_carbon_grams_total{{{ONE_RUN}}}[$__range]))",
-            width=6,
+            width=4,
         ),
         stat(
             "GPUs that have failed",
             "Zero is right. Such a GPU answers nothing: take its node out, and look at its XID errors below.",
             f'count(hw_status{{{ONE_RUN},hw_type="gpu",hw_state="failed"}} == 1) or vector(0)',
-            width=6,
+            width=5,
         ),
         Panel(
             "Power by phase",

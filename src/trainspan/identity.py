@@ -58,9 +58,11 @@ def identify(settings: Settings, environ: Mapping[str, str], role: str) -> Ident
     run, launcher = _run_of(settings, environ)
     # A requeued job starts torchrun's count again: each allocation owns `max_restarts + 1` numbers.
     first = scheduler_restarts * per_allocation if settings.attempt is None else settings.attempt
-    local_world_size = _found(environ, _LOCAL_WORLD_SIZE)
-    rank = _found(environ, _RANK) or 0
-    node_rank = _found(environ, _NODE_RANK)
+    local_world_size, node_rank = _found(environ, _LOCAL_WORLD_SIZE), _found(environ, _NODE_RANK)
+    rank = _found(environ, _RANK)
+    if rank is None and _is_on_one_node(environ):
+        rank, local_world_size = _found(environ, _LOCAL_RANK), _found(environ, _WORLD_SIZE)
+    rank = rank or 0
     if node_rank is None:
         # mpirun numbers no nodes, and fills them in order.
         node_rank = rank // local_world_size if local_world_size else 0
@@ -77,6 +79,13 @@ def identify(settings: Settings, environ: Mapping[str, str], role: str) -> Ident
         pid=os.getpid(),
         launcher=launcher,
     )
+
+
+def _is_on_one_node(environ: Mapping[str, str]) -> bool:
+    """Whether this is a rank that Lightning has started: it tells no rank, but that in the node, which is the same."""
+    told = [_number(environ.get(name, "")) for name in ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")]
+    node_rank, local_rank, world_size = told
+    return node_rank == 0 and local_rank is not None and world_size is not None and local_rank < world_size
 
 
 def is_launched(environ: Mapping[str, str]) -> bool:

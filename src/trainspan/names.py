@@ -192,6 +192,9 @@ TARGET_SAMPLES = "training.target.samples"
 TARGET_TOKENS = "training.target.tokens"
 FIRST_GLOBAL_STEP = "training.first.step"
 FIRST_SAMPLE = "training.first.sample"
+EPOCH = "training.epoch"
+STEP_SAMPLES = "training.samples"
+STEP_TOKENS = "training.tokens"
 
 # Metric attributes.
 CLOCK = "training.clock"
@@ -222,6 +225,8 @@ HW_GPU_LINK = "hw.gpu.link"
 ERROR_TYPE = "error.type"
 IO_DIRECTION = "network.io.direction"
 MISUSE_KIND = "kind"
+SCALAR_NAME = "training.scalar.name"
+COUNTER_NAME = "training.counter.name"
 
 # Log events.
 EVENT_STARTED = "training.started"
@@ -318,7 +323,7 @@ SPAN_ATTRIBUTES = (
     Name(HW_ID, "UUID of the GPU, or of the MIG instance, that the rank uses; that of its `hw.*` metrics."),
     Name(ERROR_TYPE, "Class of the exception that left what the script has marked."),
     Name(STEPS_DONE, "Steps completed in the training loop."),
-    Name(GLOBAL_STEP, "Number of the step in the run, where the script gives it."),
+    Name(GLOBAL_STEP, "Number of the step in the run, over all attempts, as the script or its framework gives it."),
     Name(BASELINE, "Whether the run is the one that others are compared with."),
     Name(GLOBAL_BATCH_SIZE, "Samples in a step, over all ranks."),
     Name(MICRO_BATCH_SIZE, "Samples in a forward of one rank."),
@@ -330,6 +335,9 @@ SPAN_ATTRIBUTES = (
     Name(TARGET_TOKENS, "Tokens of the run at which training is to end."),
     Name(FIRST_GLOBAL_STEP, "Number in the run of the first step of this attempt."),
     Name(FIRST_SAMPLE, "Samples of the run before the first step of this attempt."),
+    Name(EPOCH, "Number of the epoch, as the framework counts."),
+    Name(STEP_SAMPLES, "Samples in the batches of the rank's step."),
+    Name(STEP_TOKENS, "Tokens in the batches of the rank's step, padding included."),
 )
 """The last eleven are told by the script, with `trainspan.configure`, and stand on its process."""
 
@@ -348,6 +356,8 @@ METRIC_ATTRIBUTES = (
     Name(COMPILE_KIND, "A `first` compilation of a function, or a `recompilation`."),
     Name(DDP_PART, "Either `forward_compute`, `backward_compute`, `backward_comm`, or `backward_overlap` of the two."),
     Name(MISUSE_KIND, "What was wrong with a call of the API: `nested`, `thread` and so on; see docs/api.md."),
+    Name(SCALAR_NAME, "What was logged, by the name that the script or its framework gives it."),
+    Name(COUNTER_NAME, "What the script counts."),
     Name(ALLOCATOR_STATE, "Of torch's allocator: `reserved` from the device, `active`, or `allocated` to tensors."),
     Name(HW_ID, "UUID of the GPU, or of the MIG instance, as its driver gives it."),
     Name(HW_TYPE, "What it is: `gpu`."),
@@ -458,6 +468,22 @@ DDP_DURATION = Metric(
 DDP_BUCKET_SIZE = Metric(
     "training.ddp.bucket.size", "gauge", "By", "Size of all gradient buckets of DistributedDataParallel."
 )
+SAMPLES = Metric("training.samples", "counter", "{sample}", "Samples in the batches of a rank's completed steps.")
+TOKENS = Metric(
+    "training.tokens", "counter", "{token}", "Tokens in the batches of a rank's completed steps, padding included."
+)
+FLOPS = Metric("training.flops", "counter", "{operation}", "Floating-point operations of the model, where known.")
+MFU = Metric(
+    "training.mfu", "gauge", "1", "FLOPs of a rank's newest 1024 steps over what its device could do in their time."
+)
+PROGRESS_EPOCH = Metric("training.progress.epoch", "gauge", "{epoch}", "Epoch, as the framework counts.")
+PROGRESS_GLOBAL_STEP = Metric(
+    "training.progress.global_step", "gauge", "{step}", "Steps of the run over all attempts, as the framework counts."
+)
+SCALAR = Metric(
+    "training.scalar", "gauge", "{value}", "Last value of what the script or its framework logs.", (SCALAR_NAME,)
+)
+COUNTER = Metric("training.counter", "counter", "{count}", "What the script counts by itself.", (COUNTER_NAME,))
 
 ALLOCATOR_USAGE = Metric(
     "training.allocator.memory.usage",
@@ -510,6 +536,9 @@ MARKS_LOST = Metric("trainspan.marks.lost", "counter", "{mark}", "Marks overwrit
 EVENTS_DROPPED = Metric("trainspan.events.dropped", "counter", "{event}", "Events a rank dropped at its bound.")
 RECORDING_ERRORS = Metric("trainspan.recording.errors", "counter", "{error}", "Torn or hostile bytes in recordings.")
 MISUSE = Metric("trainspan.misuse", "counter", "{call}", "Calls of the API that made no sense.", (MISUSE_KIND,))
+SCALARS_DROPPED = Metric(
+    "trainspan.scalars.dropped", "counter", "{value}", "Logged values that a bound or their kind kept out."
+)
 RELAY_LAG = Metric("trainspan.relay.lag", "gauge", "s", "Age of the oldest mark that the last look consumed.")
 SPANS_DROPPED = Metric("trainspan.spans.dropped", "counter", "{span}", "Spans cut off at the bound of one trace.")
 EXPORTS = Metric("trainspan.exports", "counter", "{batch}", "Batches the endpoint accepted.", (SIGNAL,))
@@ -539,6 +568,14 @@ METRICS = (
     GRAPH_BREAKS,
     DDP_DURATION,
     DDP_BUCKET_SIZE,
+    SAMPLES,
+    TOKENS,
+    FLOPS,
+    MFU,
+    PROGRESS_EPOCH,
+    PROGRESS_GLOBAL_STEP,
+    SCALAR,
+    COUNTER,
     ALLOCATOR_USAGE,
     ALLOCATOR_PEAK,
     ALLOCATOR_RETRIES,
@@ -562,6 +599,7 @@ METRICS = (
     EVENTS_DROPPED,
     RECORDING_ERRORS,
     MISUSE,
+    SCALARS_DROPPED,
     RELAY_LAG,
     SPANS_DROPPED,
     EXPORTS,

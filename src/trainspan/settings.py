@@ -34,6 +34,10 @@ class Settings:
     spans_allow: tuple[str, ...] | None
     spans_deny: tuple[str, ...] | None
     spans_every: int | None
+    flops_per_token: float | None
+    flops_per_sample: float | None
+    peak_flops: float | None
+    count_flops: bool
     launch_id: str | None
     rank_pid: int | None
 
@@ -148,6 +152,13 @@ def _share(text: str) -> float:
     if not 0 <= share <= 1:
         raise ValueError(text)
     return share
+
+
+def _positive_number(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError(text)
+    return number
 
 
 VARIABLES = (
@@ -274,6 +285,36 @@ VARIABLES = (
         "Trace every so many steps, in place of the first ones and a share; slow, failed and last ones besides. "
         "OTEL_TRACES_SAMPLER has precedence.",
         _positive,
+    ),
+    Variable(
+        "TRAINSPAN_FLOPS_PER_TOKEN",
+        "",
+        "use a number above 0",
+        "FLOPs of the model for one token, forward and backward (6 times its parameters, for a dense transformer). "
+        "With it, tokens become FLOPs.",
+        _positive_number,
+    ),
+    Variable(
+        "TRAINSPAN_FLOPS_PER_SAMPLE",
+        "",
+        "use a number above 0",
+        "The same for one sample, where batches hold no tokens.",
+        _positive_number,
+    ),
+    Variable(
+        "TRAINSPAN_PEAK_FLOPS",
+        "",
+        "use a number above 0",
+        "Peak FLOP/s of one device, at the precision in use; with FLOPs known, the MFU follows.",
+        _positive_number,
+    ),
+    Variable(
+        "TRAINSPAN_COUNT_FLOPS",
+        "0",
+        "use 1 or 0",
+        "Have torch count the FLOPs of one step, the third, which then takes a multiple of its time. "
+        "Where something is compiled nothing is counted.",
+        _boolean,
     ),
     Variable(
         "TRAINSPAN_LAUNCH_ID",

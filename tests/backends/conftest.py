@@ -72,7 +72,8 @@ def spoken_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) ->
 def paced_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
     """One process that trains for eight seconds, so that it is seen while it lives, into the shared stack."""
     state = tmp_path_factory.mktemp("paced-run")
-    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http}
+    flops = {"TRAINSPAN_FLOPS_PER_TOKEN": "1e6", "TRAINSPAN_PEAK_FLOPS": "1e12"}
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http, **flops}
     return runs.run("paced.py", "8", "0.02", str(state / "model.pt"), state=state, environ=environ)
 
 

@@ -41,6 +41,8 @@ VALUES = {
 NOT_ON_A_CPU = ("device", "allocator", "hw_", "energy", "carbon", "sampled.reason")
 # Of a torch that only says that it uses a GPU, beside the two panels of errors that did not happen.
 NOT_ON_RECORDED_GPUS = ("device", "allocator", "sampled.reason")
+# What a run tells of only if its batches come from a DataLoader, or its script logs.
+OF_WORK = ("samples", "tokens", "flops", "mfu", "scalar")
 
 
 class Asked(NamedTuple):
@@ -118,7 +120,7 @@ def test_a_real_run_fills_every_panel_that_needs_no_gpu(stack: Stack, ddp_run: R
     service = stack.series(f'last_over_time(training_steps_total{{training_run_id="{ddp_run.name}"}}[1h])')[0][
         "metric"
     ]["job"]
-    waiting = [a for a in _queries() if not any(word in json.dumps(a.target) for word in NOT_ON_A_CPU)]
+    waiting = [a for a in _queries() if not any(word in json.dumps(a.target) for word in (*NOT_ON_A_CPU, *OF_WORK))]
     deadline = time.monotonic() + stacks.PATIENCE_S
 
     while waiting and time.monotonic() < deadline:
@@ -137,6 +139,20 @@ def test_a_run_on_recorded_gpus_fills_the_panels_of_gpus(stack: Stack, gpu_run: 
 
     while waiting and time.monotonic() < deadline:
         waiting = [asked for asked in waiting if not _data(stack, asked, gpu_run.name, "")]
+        time.sleep(1.0)
+
+    assert [(asked.panel, asked.target.get("expr", asked.target.get("tags"))) for asked in waiting] == []
+
+
+def test_a_run_that_tells_its_work_fills_the_panels_of_it(stack: Stack, paced_run: Run) -> None:
+    """Its batches have tokens, its script logs, and the FLOPs of a token are known."""
+    of_work = [asked for asked in _queries() if any(word in json.dumps(asked.target) for word in OF_WORK)]
+    waiting = [asked for asked in of_work if "energy" not in json.dumps(asked.target)]
+    assert len(waiting) >= 6
+    deadline = time.monotonic() + stacks.PATIENCE_S
+
+    while waiting and time.monotonic() < deadline:
+        waiting = [asked for asked in waiting if not _data(stack, asked, paced_run.name, "training")]
         time.sleep(1.0)
 
     assert [(asked.panel, asked.target["expr"]) for asked in waiting] == []

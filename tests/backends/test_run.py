@@ -37,7 +37,8 @@ NEEDS_A_CHECKPOINT = ("training.checkpoint.",)
 NEEDS_MORE = ("training.collective.", "training.ddp.", "training.compile.")
 """Beginnings of metrics that a plain script on one rank does not send."""
 NEEDS_A_MISTAKE = ("trainspan.misuse",)
-NOT_ON_CPU = (*NEEDS_A_DEVICE, *NEEDS_A_CHECKPOINT, *NEEDS_A_MISTAKE, *NEEDS_MORE)
+NEEDS_A_FRAMEWORK = ("training.progress.epoch",)
+NOT_ON_CPU = (*NEEDS_A_DEVICE, *NEEDS_A_CHECKPOINT, *NEEDS_A_MISTAKE, *NEEDS_A_FRAMEWORK, *NEEDS_MORE)
 ON_CPU = [metric for metric in names.METRICS if not metric.name.startswith(NOT_ON_CPU)]
 INSIDE = [metric for metric in names.METRICS if metric.name.startswith(NEEDS_MORE)]
 ON_RECORDED_GPUS = [

@@ -96,3 +96,10 @@ def test_undoing_leaves_torch_as_it_was(watched: Watched) -> None:
     assert watched.tape.written() == []
     assert vars(dataloader._BaseDataLoaderIter)["__next__"].__module__ == "torch.utils.data.dataloader"
     assert vars(DataLoader)["__iter__"].__module__ == "torch.utils.data.dataloader"
+
+
+def test_what_a_batch_holds_goes_with_its_arrival(watched: Watched) -> None:
+    """The making of the iterator and the end of the epoch bring nothing."""
+    list(DataLoader(Stream(), batch_size=2))
+
+    assert [mark.operand for mark in watched.tape.slots() if mark is not None] == [0, 0, 0, 2, 0, 1, 0, 0]

@@ -131,6 +131,30 @@ def test_batch_script_is_no_task_of_its_job(step: dict[str, str]) -> None:
     assert not is_launched(environ)
 
 
+def test_rank_that_lightning_started() -> None:
+    """`python train.py` with two devices: Lightning tells the rank in the node, and of one node that is the rank."""
+    environ = {"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2"}
+
+    found = identity_in(environ)
+
+    assert (found.rank, found.local_rank, found.node_rank) == (1, 1, 0)
+    assert (found.world_size, found.local_world_size) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"LOCAL_RANK": "1", "NODE_RANK": "1", "WORLD_SIZE": "4"},
+        {"LOCAL_RANK": "1", "WORLD_SIZE": "4"},
+        {"LOCAL_RANK": "4", "NODE_RANK": "0", "WORLD_SIZE": "4"},
+        {"LOCAL_RANK": "x", "NODE_RANK": "0", "WORLD_SIZE": "4"},
+    ],
+)
+def test_rank_is_not_guessed(environ: dict[str, str]) -> None:
+    """On another node it is another one, and how many ranks a node has is not said."""
+    assert identity_in(environ).rank == 0
+
+
 def test_process_alone() -> None:
     """`python train.py`: rank 0 of 1, and a run id of its own."""
     first, second = identity_in({}), identity_in({})

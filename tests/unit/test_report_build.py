@@ -13,6 +13,7 @@ from trainspan.errors import RunNotFound
 from trainspan.identity import trace_id_of
 from trainspan.names import Phase
 from trainspan.relay.timeline.rank_summary import Ending
+from trainspan.relay.timeline.throughput import Work
 from trainspan.report.build import build_report
 from trainspan.report.model import RankReport, RunReport, Unusual, to_json
 from trainspan.report.outliers import find
@@ -192,3 +193,16 @@ def test_noise_makes_no_outlier() -> None:
     found = find(build_report(run_of(*ranks), FOLDER, 0.0).ranks)
 
     assert found == []
+
+
+def test_work_of_all_ranks_adds_up() -> None:
+    """Each rank has batches of its own; who reads of a job asks what it does in all."""
+    ranks = [rank_of(rank, [PLAIN_MS] * 10, world_size=2) for rank in range(2)]
+    for rank, mfu in zip(ranks, (0.25, 0.75), strict=True):
+        rank.work = Work(samples=326, tokens=3260, flops=3.26e12, mfu=mfu)
+
+    report = build_report(run_of(*ranks), FOLDER, 0.0)
+
+    of_job = (report.samples_per_s, report.tokens_per_s, report.flops_per_s, report.mfu_ratio)
+    assert of_job == pytest.approx((200, 2000, 2e12, 0.5))
+    assert report.ranks[0].tokens_per_s == pytest.approx(1000)

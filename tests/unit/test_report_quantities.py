@@ -72,3 +72,19 @@ def test_size_uses_binary_units(size_bytes: int | None, text: str) -> None:
 def test_energy_reads_at_a_glance(joules: float | None, text: str) -> None:
     """Nobody knows how much a megajoule is; a kilowatt hour has a price."""
     assert quantities.energy(joules) == text
+
+
+@pytest.mark.parametrize(
+    ("per_second", "text"),
+    [(0.0, "0.00 tokens/s"), (812.4, "812 tokens/s"), (999.7, "1.00k tokens/s"), (31_240.0, "31.2k tokens/s")],
+)
+def test_count_rate_reads_at_a_glance(per_second: float, text: str) -> None:
+    """Tokens come in millions."""
+    assert quantities.count_rate(per_second, "tokens") == text
+
+
+def test_flop_rate_has_the_prefix_at_its_unit() -> None:
+    """TFLOP/s is what the word is, in every paper and on every data sheet."""
+    rates = [quantities.flop_rate(per_second) for per_second in (3.12e14, 4.2e9, 12.0)]
+
+    assert rates == ["312 TFLOP/s", "4.20 GFLOP/s", "12.0 FLOP/s"]

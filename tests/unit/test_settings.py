@@ -27,6 +27,10 @@ DEFAULTS = Settings(
     spans_allow=None,
     spans_deny=None,
     spans_every=None,
+    flops_per_token=None,
+    flops_per_sample=None,
+    peak_flops=None,
+    count_flops=False,
     launch_id=None,
     rank_pid=None,
 )

@@ -42,7 +42,10 @@ from trainspan.relay.signals.metrics import (
 )
 from trainspan.relay.timeline.checkpoints import Checkpoint
 from trainspan.relay.timeline.collectives import Calls, Group, Kind
+from trainspan.relay.timeline.progress import Position
 from trainspan.relay.timeline.records import phase_times_of
+from trainspan.relay.timeline.scalars import Logged
+from trainspan.relay.timeline.throughput import Work
 from trainspan.testing.builders import rank_step
 
 MS = 1_000_000
@@ -139,6 +142,13 @@ def with_calls(reading: RankReading) -> RankReading:
         reading.aggregates.fold_calls(Calls(GATHER, 7))
         reading.aggregates.fold_calls(Calls(GATHER._replace(size_bytes=8 << 30), 1))
     return reading._replace(compiled=COMPILED, reducer=REDUCER)
+
+
+def at_work(reading: RankReading) -> RankReading:
+    """The same rank, which says what it works through, where it is and what it logs."""
+    return reading._replace(
+        work=Work(64, 4096, 1.5e12, 0.42), position=Position(1003, 2), logged=Logged({"loss": 0.5}, {"skipped": 3}, 1)
+    )
 
 
 def values_of(metric: Metric) -> dict[tuple[str, ...], Any]:
@@ -306,6 +316,26 @@ def test_a_rank_that_has_closed_has_no_age() -> None:
     assert "training.last_step.age" not in [metric.name for metric in metrics]
 
 
+def test_what_a_rank_works_through_is_told_where_it_is_known() -> None:
+    """A rank whose batches say nothing has no samples; none at all is not the same as zero."""
+    silent = {metric.name for metric in rank_metrics(reading_of(aggregates=None), NOW)}
+
+    told = {metric.name: values_of(metric) for metric in rank_metrics(at_work(reading_of(aggregates=None)), NOW)}
+
+    worked = {name: values for name, values in told.items() if name not in silent}
+    assert worked == {
+        "training.samples": {(): 64},
+        "training.tokens": {(): 4096},
+        "training.flops": {(): 1.5e12},
+        "training.mfu": {(): 0.42},
+        "training.progress.epoch": {(): 2},
+        "training.progress.global_step": {(): 1003},
+        "training.scalar": {("loss",): 0.5},
+        "training.counter": {("skipped",): 3},
+        "trainspan.scalars.dropped": {(): 1},
+    }
+
+
 def test_a_nodes_metrics_are_the_relays_own_health() -> None:
     """What the relay lost or could not deliver is published, signal by signal."""
     node = NodeReading(Resource({}), START, HEALTH, None)
@@ -332,7 +362,7 @@ def test_a_nodes_metrics_are_the_relays_own_health() -> None:
 def test_every_declared_metric_is_sent_and_no_other(kind: type[ExplicitAggregate] | type[ExponentialAggregate]) -> None:
     """The table of names is the contract: with it agree name, unit, description, instrument and attributes."""
     shared = StepAggregates(kind)
-    rank = with_calls(with_checkpoints(on_a_device(reading_of(aggregates=shared))))
+    rank = at_work(with_calls(with_checkpoints(on_a_device(reading_of(aggregates=shared)))))
 
     node = NodeReading(Resource({}), START, HEALTH, shared, {"failure": 2, "planned": 0}, gpus())
 

@@ -14,6 +14,7 @@ from trainspan.names import Phase
 from trainspan.relay.signals.spans import MOST_SPANS, RankPart, rank_budget, step_spans
 from trainspan.relay.timeline.collectives import Call, Group, Kind
 from trainspan.relay.timeline.device import DeviceStep
+from trainspan.relay.timeline.progress import Position
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.testing.builders import rank_step
 
@@ -301,3 +302,19 @@ def test_a_skipped_step_says_so() -> None:
     [rank_span] = named(step_spans([part_of(0, step)], "first").spans, "training.rank_step")
 
     assert dict(rank_span.attributes or {})["training.amp.skipped"] is True
+
+
+def test_a_step_says_what_its_framework_calls_it_and_what_it_worked_through() -> None:
+    """A loss curve has the step of the whole run on its axis; the attempt's number leads nowhere after a restart."""
+    step = rank_step(7)._replace(samples=8, tokens=1024)
+
+    spans, _ = step_spans([RankPart(source_of(0), step, position=Position(1008, 2))], "first")
+
+    [rank_span] = named(spans, "training.rank_step")
+    assert rank_span.attributes is not None
+    assert {name: rank_span.attributes[name] for name in list(rank_span.attributes)[-4:]} == {
+        "training.global_step": 1008,
+        "training.epoch": 2,
+        "training.samples": 8,
+        "training.tokens": 1024,
+    }

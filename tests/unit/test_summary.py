@@ -14,6 +14,7 @@ from trainspan.names import Phase
 from trainspan.relay.timeline.rank_summary import SLOWEST, Ending, RankSummary
 from trainspan.relay.timeline.records import ProcessEnd, phase_times_of
 from trainspan.relay.timeline.summary import Summary
+from trainspan.relay.timeline.throughput import Work
 from trainspan.testing.builders import identity_of, rank_step
 
 MS = 1_000_000
@@ -31,6 +32,7 @@ def rank_of(rank: int = 0, durations_ms: tuple[int, ...] = (30, 40), attempt: in
         summary.add(step, phase_times_of(step), ANCHOR, "first" if number < 1 else None)
         start_ns = step.end_ns
     summary.states_ns = {"init": 1000, "productive": start_ns - 1000}
+    summary.work = Work(samples=96, flops=1.5e9)
     return summary
 
 
@@ -95,6 +97,7 @@ def test_a_summary_as_it_is_written() -> None:
                     for phase in ("forward", "backward")
                 },
                 "states_ns": {"init": 1000, "productive": 70_000_000},
+                "work": {"samples": 96, "tokens": None, "flops": 1.5e9, "mfu": None},
                 "slowest": [
                     {
                         "duration_ns": duration_ms * MS,
@@ -227,6 +230,7 @@ DROP = object()
         ("ranks.0.step_s.count", 7, "step_s: a sketch"),
         ("ranks.0.phase_s.sleep", {}, "no such phase: sleep"),
         ("ranks.0.states_ns.init", 1.5, "init is '1.5'"),
+        ("ranks.0.work.samples", "many", "work: samples is 'many'"),
         ("ranks.0.slowest.0.duration_ns", None, r"slowest\[0\]: duration_ns is 'None'"),
         ("ranks.0.ending.how", "exploded", "how is 'exploded'"),
         ("ranks.0.ending.step", "9", "step is '9'"),

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from trainspan import settings
 from trainspan.guard import warn_once
 from trainspan.identity import is_launched, trace_id_of
-from trainspan.record import launched, step_hooks, untraced
+from trainspan.record import frameworks, launched, step_hooks, untraced
 from trainspan.record.marker import Marker, make_marker
 from trainspan.record.patches import Patches
 from trainspan.record.recorder import Recorder
@@ -58,6 +58,8 @@ def place_hooks(recorder: Recorder) -> Patches:
     for name, place in _PLACES.items():
         _install_hook(name, partial(_place, place, name, recorder, patches))
     _install_hook("torch.monitor", partial(_place_monitor, recorder, patches))
+    _install_hook("scalars", partial(frameworks.place_scalars, recorder))
+    frameworks.watch_frameworks(recorder, patches)
     launched.install(sys.modules["multiprocessing.process"].BaseProcess, patches, recorder.note_fatal)
     untraced.install(watch)
     return patches

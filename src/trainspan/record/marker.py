@@ -49,6 +49,7 @@ class Marker(NamedTuple):
     may come with an operand, shifted by OPERAND_SHIFT.
     `hold_step(held)`: while held, these end none; only `complete()` does, wherever the rank is.
     `begin()`: the loop begins here. `now()`: the phase the rank is in. `fail()`: an exception has come through here.
+    `resume_with(outer, operand)`: as `resume`; what the operand says of the phase that was left is in `layout`.
     `attach(words, capacity)`: record into this ring from now on, for the calling thread. `detach()`: stop; every
     `enter` answers FOREIGN. `adopt_thread()`: the calling thread is the one that trains; `mine()`: is it?
     `owner()`: the identity of the one that does.
@@ -69,6 +70,7 @@ class Marker(NamedTuple):
     begin: Callable[[], None]
     now: Callable[[], int]
     fail: Callable[[], None]
+    resume_with: Callable[[int, int], None]
     attach: Callable[[memoryview, int], None]
     detach: Callable[[], None]
     adopt_thread: Callable[[], None]
@@ -150,6 +152,15 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         nonlocal current, position
         current = outer
         words[position + 1] = RESUME | outer
+        words[position] = monotonic_ns()
+        position += 2
+        if position == stop:
+            turn()
+
+    def resume_with(outer: int, operand: int) -> None:
+        nonlocal current, position
+        current = outer
+        words[position + 1] = operand << OPERAND_SHIFT | RESUME | outer
         words[position] = monotonic_ns()
         position += 2
         if position == stop:
@@ -262,6 +273,7 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         begin=begin,
         now=now,
         fail=fail,
+        resume_with=resume_with,
         attach=attach,
         detach=detach,
         adopt_thread=adopt_thread,

@@ -5,6 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic_ns
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import Any
 from trainspan import launch, names
 from trainspan.errors import RecordingRefused
 from trainspan.guard import warn_once
-from trainspan.identity import Identity, identify
+from trainspan.identity import Identity, identify, new_run_id
 from trainspan.placement import place_of
 from trainspan.record.checkpoints import Notes
 from trainspan.record.marker import Marker
@@ -23,6 +24,7 @@ from trainspan.recording.writer import RecordingWriter
 from trainspan.role import RANK_PID, Role
 from trainspan.settings import Settings, state_dir
 
+_LAUNCH_ID = "TRAINSPAN_LAUNCH_ID"
 _STACK_FRAMES_MAX = 32
 _MESSAGE_CHARACTERS_MAX = 1024
 
@@ -79,6 +81,13 @@ class Recorder:
             self._failed = True
             reason = str(error) if isinstance(error, RecordingRefused) else f"{type(error).__name__}: {error}"
             warn_once("recording", f"training goes on unrecorded: {reason}")
+
+    def share_run(self) -> None:
+        """See to it that ranks which this process is about to start, as a launcher does, belong to its run."""
+        run = self.identity.run if self.identity is not None else self.settings.launch_id or new_run_id()
+        os.environ.setdefault(_LAUNCH_ID, run)
+        if self.identity is None:
+            self.settings = replace(self.settings, launch_id=os.environ[_LAUNCH_ID])
 
     def on_begin(self, action: Callable[[], None]) -> None:
         """Call `action()` each time a recording has been opened."""

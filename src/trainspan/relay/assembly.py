@@ -29,7 +29,7 @@ from trainspan.relay.signals.logs import (
     user_record,
 )
 from trainspan.relay.signals.sampling import StepSampler
-from trainspan.relay.signals.spans import RankPart, Span, step_spans
+from trainspan.relay.signals.spans import Span, step_spans
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.relay.timeline.segments import Segment
 from trainspan.sampling import Sampling, SpanNames
@@ -209,11 +209,7 @@ class Assembly:
         if decision.reason is None:
             return
         made = step_spans(
-            [
-                RankPart(f.source, p.step, p.end, f.device.of(p.step.number), f.calls_of(p.step), f.said.global_offset)
-                for p in parts
-                for f in (p.follower,)
-            ],
+            [p.follower.part(p.step, p.end) for p in parts],
             decision.reason,
             decision.root_rank,
         )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from trainspan import names
+from trainspan import names, settings
 from trainspan.names import AnyPhase, Phase
 from trainspan.recording.reader import RecordingReader
 from trainspan.relay.device_times import DeviceTimes
@@ -15,15 +15,19 @@ from trainspan.relay.said import Said
 from trainspan.relay.signals.aggregates import StepAggregates
 from trainspan.relay.signals.contexts import RankSource
 from trainspan.relay.signals.metrics import RankReading
+from trainspan.relay.signals.spans import RankPart
 from trainspan.relay.tail import Sighting
 from trainspan.relay.timeline.checkpoints import Checkpoint, checkpoint_of
 from trainspan.relay.timeline.collectives import Call, Collectives
 from trainspan.relay.timeline.counters import COMPILED, REDUCER, counts_of
 from trainspan.relay.timeline.energy import Charge
+from trainspan.relay.timeline.progress import Position, Progress
 from trainspan.relay.timeline.rank_summary import RankSummary
 from trainspan.relay.timeline.records import Interval, ProcessEnd, RankStep, phase_times_of
+from trainspan.relay.timeline.scalars import Scalars
 from trainspan.relay.timeline.segments import Segment, Segments
 from trainspan.relay.timeline.steps import RankTimeline
+from trainspan.relay.timeline.throughput import FlopsKnown, Throughput
 from trainspan.relay.timeline.told import Told, Value, attributes_of, told_of
 from trainspan.relay.timeline.validation import loop_of
 from trainspan.sampling import sampling_from
@@ -66,6 +70,9 @@ class RankFollower:
         uses: the device it says it uses; None before it says so.
         energy_j: of its GPU while it trained, by phase.
         named_early: what the newest look gave of phases that the user has named, before the first step.
+        throughput: samples, tokens and FLOPs of its steps.
+        progress: what its framework calls them.
+        scalars: what it logs.
     """
 
     def __init__(self, reader: RecordingReader, environ: Mapping[str, str], aggregates: StepAggregates, *, own: bool):
@@ -104,6 +111,9 @@ class RankFollower:
         self.named_early: list[Interval] = []
         self.said = Said()
         self._place: dict[str, str] = {}
+        self.throughput = Throughput(_flops_known(environ))
+        self.progress = Progress()
+        self.scalars = Scalars(identity.world_size)
         self._largest_save_bytes: int | None = None
         self._environ = environ
         self._aggregates = aggregates
@@ -117,6 +127,8 @@ class RankFollower:
         """The steps that what was seen completes."""
         for event in sighting.events:
             self._take_event(event)
+            for taker in (self.throughput, self.progress, self.scalars):
+                taker.take(event)
         self.timeline.gap(sighting.lost)
         self.summary.marks_lost += sighting.lost
         steps = self.timeline.feed(sighting.marks)
@@ -138,6 +150,7 @@ class RankFollower:
             self._look_into(step)
         for timed in self.device.pair(steps):
             self._aggregates.fold_device(timed.device.phase_times(timed.step))
+        self.throughput.count(steps)
         if steps:
             self.last_number = steps[-1].number
             self._last_step_end_ns = steps[-1].end_ns
@@ -201,7 +214,20 @@ class RankFollower:
             self._reducer,
             {phase.wire: joules for phase, joules in self.energy_j.items()},
             total_j / _J_PER_KWH * self._carbon_g_per_kwh if total_j and self._carbon_g_per_kwh is not None else None,
+            self.throughput.work(),
+            Position() if self.last_number is None else self.position_of(self.last_number),
+            self.scalars.logged(),
         )
+
+    def part(self, step: RankStep, end: ProcessEnd | None) -> RankPart:
+        """Its part of a step, in which it may have ended, for the step's trace."""
+        device = self.device.of(step.number)
+        return RankPart(self.source, step, end, device, self.calls_of(step), self.position_of(step.number))
+
+    def position_of(self, number: int) -> Position:
+        """What its framework calls a step, or the script, which has the last word."""
+        position, offset = self.progress.of(number), self.said.global_offset
+        return position if offset is None else position._replace(global_step=number + offset)
 
     def charge_energy(self, charge: Charge) -> None:
         """Take over joules of its GPU that are its own."""
@@ -244,7 +270,8 @@ class RankFollower:
         elif kind == "phase_name":
             self._take_phase_name(event)
         elif self.said.take(event):
-            if kind == "configured" and self.said.tags:
+            if kind == "configured":
+                self.throughput.configure(self.said.configured)
                 self._add_to_place(self.said.tags)
         else:
             self.device.take(event)
@@ -326,3 +353,8 @@ class RankFollower:
         for start_ns, end_ns, state in sorted(early):
             if until_ns is not None and end_ns <= until_ns:
                 self.account.charge_before_steps(state, start_ns, end_ns)
+
+
+def _flops_known(environ: Mapping[str, str]) -> FlopsKnown:
+    values, _ = settings.load(environ)
+    return FlopsKnown(values.flops_per_token, values.flops_per_sample, values.peak_flops)

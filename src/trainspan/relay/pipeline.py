@@ -295,6 +295,7 @@ class Pipeline:
             return
         for follower in self._followers.values():
             follower.summary.states_ns = follower.account.states()
+            follower.summary.work = follower.throughput.work()
         path = self._summary_path()
         spare = path.with_name(f".{path.name}.new")
         try:

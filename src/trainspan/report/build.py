@@ -75,6 +75,10 @@ def build_report(summary: Summary, folder: Path, silent_s: float | None) -> RunR
         ranks=ranks,
         ranks_missing=tuple(sorted(set(range(world_size)) - {rank.rank for rank in last})),
         slowest_steps=_slowest_steps(processes),
+        samples_per_s=_sum_of_known(rank.samples_per_s for rank in last),
+        tokens_per_s=_sum_of_known(rank.tokens_per_s for rank in last),
+        flops_per_s=_sum_of_known(rank.flops_per_s for rank in last),
+        mfu_ratio=_mean_of_known([rank.mfu_ratio for rank in last]),
     )
 
 
@@ -86,7 +90,7 @@ def _rank_report(process: RankSummary) -> RankReport:
         host=_printable(process.identity.host),
         pid=process.identity.pid,
         steps=process.steps,
-        steps_per_s=_steps_per_s(process),
+        steps_per_s=_per_s(process.steps or None, process),
         elapsed_s=sum(states_s.values()),
         goodput_ratio=_goodput_of(states_s),
         step=_spread_of(process.step_s),
@@ -100,6 +104,12 @@ def _rank_report(process: RankSummary) -> RankReport:
         ended_cause=_printable(process.ending.cause) if process.ending.cause else None,
         energy_j=process.energy_j,
         energy_per_step_j=_energy_per_step_j(process),
+        samples=process.work.samples,
+        samples_per_s=_per_s(process.work.samples, process),
+        tokens=process.work.tokens,
+        tokens_per_s=_per_s(process.work.tokens, process),
+        flops_per_s=_per_s(process.work.flops, process),
+        mfu_ratio=process.work.mfu,
     )
 
 
@@ -123,11 +133,22 @@ def _spread_of(sketch: Sketch) -> Spread | None:
     return None if p50 is None or p95 is None else Spread(p50, p95, sketch.greatest)
 
 
-def _steps_per_s(process: RankSummary) -> float | None:
-    if not process.steps or process.first_start_unix_ns is None or process.last_end_unix_ns is None:
+def _per_s(count: float | None, process: RankSummary) -> float | None:
+    """How many a second, from the start of the first step to the end of the last."""
+    if count is None or process.first_start_unix_ns is None or process.last_end_unix_ns is None:
         return None
     took_ns = process.last_end_unix_ns - process.first_start_unix_ns
-    return process.steps / (took_ns * _S_PER_NS) if took_ns > 0 else None
+    return count / (took_ns * _S_PER_NS) if took_ns > 0 else None
+
+
+def _sum_of_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _mean_of_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _energy_per_step_j(process: RankSummary) -> float | None:

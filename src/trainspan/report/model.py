@@ -39,7 +39,7 @@ class RankReport:
     """One process that was a rank. A restarted rank has one for each attempt.
 
     `ended`: running, closed, exception or died; where and why, as far as it is known, for the last two.
-    `elapsed_s` is what `states_s` adds up to.
+    `elapsed_s` is what `states_s` adds up to. `mfu_ratio` is of its newest steps.
     `energy_j` is that of its GPU while it trained; `energy_per_step_j` what a step of usual length took of it.
     """
 
@@ -62,6 +62,12 @@ class RankReport:
     ended_cause: str | None
     energy_j: float | None
     energy_per_step_j: float | None
+    samples: int | None = None
+    samples_per_s: float | None = None
+    tokens: int | None = None
+    tokens_per_s: float | None = None
+    flops_per_s: float | None = None
+    mfu_ratio: float | None = None
 
     @property
     def failed(self) -> bool:
@@ -96,6 +102,8 @@ class RunReport:
 
     `silent_s`: for how long nothing has been heard of a running run.
     `energy_j`: of the ranks for which it is known; `energy_per_step_j`: of all ranks of the last attempt, if it is.
+    `samples_per_s`, `tokens_per_s` and `flops_per_s` are of all ranks of the last attempt that is known here together,
+    `mfu_ratio` is the mean of theirs.
     `ranks_missing`: ranks of the last attempt of which there is no summary here.
     """
 
@@ -116,6 +124,10 @@ class RunReport:
     ranks: tuple[RankReport, ...]
     ranks_missing: tuple[int, ...]
     slowest_steps: tuple[SlowStep, ...]
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    flops_per_s: float | None = None
+    mfu_ratio: float | None = None
 
     @property
     def last_attempt(self) -> tuple[RankReport, ...]:

@@ -6,6 +6,7 @@ MISSING: Final = "-"
 
 _SMALL: Final = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (1e-6, "µs", 1e6))
 _ENERGIES: Final = ((3.6e6, "kWh"), (1e3, "kJ"))
+_LARGE: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BYTES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -36,6 +37,18 @@ def rate(per_second: float | None) -> str:
     return f"{_three_digits(per_second)}/s"
 
 
+def count_rate(per_second: float, what: str) -> str:
+    """How many of something a second, as text: `31.2k tokens/s`."""
+    number, prefix = _prefixed(per_second)
+    return f"{number}{prefix} {what}/s"
+
+
+def flop_rate(per_second: float) -> str:
+    """Floating-point operations a second as text: `312 TFLOP/s`."""
+    number, prefix = _prefixed(per_second)
+    return f"{number} {prefix}FLOP/s"
+
+
 def size(size_bytes: int | None) -> str:
     """A size as text: `1.5 GiB`."""
     if size_bytes is None:
@@ -54,6 +67,14 @@ def energy(joules: float | None) -> str:
         if joules >= unit_j * 0.9995:
             return f"{_three_digits(joules / unit_j)} {unit}"
     return f"{_three_digits(joules)} J"
+
+
+def _prefixed(number: float) -> tuple[str, str]:
+    # The limit is what rounds to 1000 of the next smaller prefix, so that no number has four digits.
+    for factor, prefix in _LARGE:
+        if number >= factor * 0.9995:
+            return _three_digits(number / factor), prefix
+    return _three_digits(number), ""
 
 
 def _long(seconds: int) -> str:

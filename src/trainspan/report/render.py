@@ -13,7 +13,7 @@ from rich.text import Text
 
 from trainspan.report import outliers
 from trainspan.report.model import RankReport, RunReport, SlowStep, Unusual
-from trainspan.report.quantities import MISSING, duration, energy, rate, ratio
+from trainspan.report.quantities import MISSING, count_rate, duration, energy, flop_rate, rate, ratio
 
 WIDTH: Final = 80
 RANKS_SHOWN: Final = 16
@@ -89,7 +89,20 @@ def _header(report: RunReport) -> Iterable[RenderableType]:
     if report.energy_j is not None:
         per_step = f", {energy(report.energy_per_step_j)} a step" if report.energy_per_step_j is not None else ""
         yield Text(f"{energy(report.energy_j)} drawn by the GPUs while they trained{per_step}")
+    work = _work(report)
+    if work:
+        yield Text(", ".join(work))
     yield from (Text(warning, style="yellow") for warning in _warnings(report))
+
+
+def _work(report: RunReport) -> list[str]:
+    counted = (("samples", report.samples_per_s), ("tokens", report.tokens_per_s))
+    work = [count_rate(per_s, what) for what, per_s in counted if per_s is not None]
+    if report.flops_per_s is not None:
+        work.append(flop_rate(report.flops_per_s))
+    if report.mfu_ratio is not None:
+        work.append(f"MFU {ratio(report.mfu_ratio)}")
+    return work
 
 
 def _warnings(report: RunReport) -> Iterable[str]:

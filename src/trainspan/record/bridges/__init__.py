@@ -1,4 +1,4 @@
-"""In: what another library tells its subscribers. Out: the same as events of the rank.
+"""In: a framework or another library, imported. Out: what only it knows, as events of the rank; one file each.
 
-Never: a thread, a second subscription for what a hook sees, a value that has to be asked for.
+Never: a thread, a second subscription for what a hook sees, anything that waits for a device or another rank.
 """

@@ -39,7 +39,7 @@ def install(marker: Marker, patches: Patches, notes: Notes) -> None:
         KeyError: this torch has no such function; checkpoints then show as `other`.
     """
     for kind, place in (("save", 1), ("load", 0)):
-        marked = _marked(vars(torch)[kind], kind, functools.partial(_file_of, place, "f"), marker, notes)
+        marked = mark_calls(vars(torch)[kind], kind, functools.partial(_file_of, place, "f"), marker, notes)
         for module in (torch, serialization):
             patches.replace(module, kind, marked)
 
@@ -48,7 +48,7 @@ def install_safetensors(package: ModuleType, marker: Marker, patches: Patches, n
     """Mark `save_file` and `load_file` of safetensors.torch, which `save_model` and `load_model` call too."""
     for name, kind, place in (("save_file", "save", 1), ("load_file", "load", 0)):
         file_of = functools.partial(_file_of, place, "filename")
-        patches.replace(package, name, _marked(vars(package)[name], kind, file_of, marker, notes))
+        patches.replace(package, name, mark_calls(vars(package)[name], kind, file_of, marker, notes))
 
 
 def install_distributed(package: ModuleType, marker: Marker, patches: Patches, notes: Notes) -> None:
@@ -60,12 +60,12 @@ def install_distributed(package: ModuleType, marker: Marker, patches: Patches, n
     ):
         # The thread behind `async_save` calls `save` by the name in its module: that call says when it succeeded.
         staging = name == "async_save"
-        marked = _marked(vars(package)[name], kind, _checkpoint_of, marker, notes, staging=staging)
+        marked = mark_calls(vars(package)[name], kind, _checkpoint_of, marker, notes, staging=staging)
         for module in (package, getattr(package, submodule)):
             patches.replace(module, name, marked)
 
 
-def _marked(
+def mark_calls(
     call: Callable[..., Any],
     kind: str,
     file_of: Callable[[Any, Any], Any],
@@ -74,6 +74,7 @@ def _marked(
     *,
     staging: bool = False,
 ) -> Callable[..., Any]:
+    """`call`, marked and told of. `file_of(args, kwargs)`: where the checkpoint lies; asked once `call` is over."""
     enter, resume, abort, steps = marker.enter, marker.resume, marker.abort, marker.steps
     is_compiling = torch.compiler.is_compiling
     phase = _PHASES[kind]

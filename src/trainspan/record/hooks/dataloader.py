@@ -2,7 +2,8 @@
 
 `_BaseDataLoaderIter.__next__` is patched on the class, so that iterators made earlier, all worker kinds and torchdata's
 StatefulDataLoader (whose `__next__` calls it) are covered. Making the iterator counts too: it starts the workers.
-Cost: 0.5 µs a batch.
+What the batch holds goes with the mark of its arrival, so that the relay counts it where the batch went: into a step of
+training or into a validation. Cost: 0.9 µs a batch.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, dataloader
 
 from trainspan.names import Phase
+from trainspan.record.batches import OPERAND_MAX, BatchMeter
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
 
@@ -25,12 +27,13 @@ def install(marker: Marker, patches: Patches) -> None:
         AttributeError, KeyError: this torch has no such iterator class; the wait then shows as `other`.
     """
     iterator = dataloader._BaseDataLoaderIter
-    patches.replace(iterator, "__next__", _marked(vars(iterator)["__next__"], marker))
-    patches.replace(DataLoader, "__iter__", _marked(vars(DataLoader)["__iter__"], marker))
+    patches.replace(iterator, "__next__", _marked(vars(iterator)["__next__"], marker, BatchMeter()))
+    patches.replace(DataLoader, "__iter__", _marked(vars(DataLoader)["__iter__"], marker, None))
 
 
-def _marked(call: Callable[[Any], Any], marker: Marker) -> Callable[[Any], Any]:
-    enter, resume, abort = marker.enter, marker.resume, marker.abort
+def _marked(call: Callable[[Any], Any], marker: Marker, meter: BatchMeter | None) -> Callable[[Any], Any]:
+    """`call`, marked; with a meter, what it returns is a batch."""
+    enter, resume, abort, resume_with = marker.enter, marker.resume, marker.abort, marker.resume_with
     is_compiling = torch.compiler.is_compiling
 
     def wait_for_batch(self: Any) -> Any:
@@ -47,7 +50,14 @@ def _marked(call: Callable[[Any], Any], marker: Marker) -> Callable[[Any], Any]:
         except BaseException:
             abort(outer)
             raise
-        resume(outer)
+        if meter is None:
+            resume(outer)
+            return batch
+        try:
+            operand = meter.measures[type(batch)](batch)
+        except Exception:
+            operand = meter.learn(batch, self)
+        resume_with(outer, operand if operand <= OPERAND_MAX else 0)
         return batch
 
     return wait_for_batch

@@ -38,6 +38,9 @@ from trainspan.relay.signals.aggregates import (
 from trainspan.relay.signals.contexts import SCOPE
 from trainspan.relay.signals.devices import device_metrics
 from trainspan.relay.signals.numbers import CUMULATIVE, number_metric
+from trainspan.relay.timeline.progress import Position
+from trainspan.relay.timeline.scalars import Logged
+from trainspan.relay.timeline.throughput import Work
 from trainspan.settings import Problem
 
 VARIABLE: Final = "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION"
@@ -106,6 +109,7 @@ class RankReading(NamedTuple):
     `compiled`: what the compiler has counted; `reducer`: what DDP's reducer has measured; empty: nothing.
     `energy_j`: of its GPU while it trained, by phase; empty: not known.
     `carbon_g`: what that amounts to; None: no estimate is wished, or there is no energy.
+    `work`: what its steps worked through; `position`: of the last, as its framework counts; `logged`: by the script.
     """
 
     resource: Resource
@@ -125,6 +129,9 @@ class RankReading(NamedTuple):
     reducer: Mapping[str, int] = {}
     energy_j: Mapping[str, float] = {}
     carbon_g: float | None = None
+    work: Work = Work()
+    position: Position = Position()
+    logged: Logged = Logged()
 
 
 class NodeReading(NamedTuple):
@@ -176,6 +183,7 @@ def rank_metrics(rank: RankReading, time_unix_ns: int) -> list[Metric]:
         *_numbers(names.STEPS_SKIPPED, {None: rank.skipped}, span),
         *_compiled(rank.compiled, span),
         *_reducer(rank.reducer, span),
+        *_work(rank, span),
         *_allocator(rank.allocator, span),
         *_numbers(names.ENERGY, rank.energy_j, span),
         *_numbers(names.CARBON, {None: rank.carbon_g}, span),
@@ -254,6 +262,21 @@ def _reducer(measured: Mapping[str, int], span: tuple[int, int]) -> list[Metric]
     return [
         *_numbers(names.DDP_DURATION, parts, span),
         *_numbers(names.DDP_BUCKET_SIZE, {None: measured.get("bucket_bytes")}, span),
+    ]
+
+
+def _work(rank: RankReading, span: tuple[int, int]) -> list[Metric]:
+    """What was worked through, where that has led, and what was logged of it."""
+    return [
+        *_numbers(names.SAMPLES, {None: rank.work.samples}, span),
+        *_numbers(names.TOKENS, {None: rank.work.tokens}, span),
+        *_numbers(names.FLOPS, {None: rank.work.flops}, span),
+        *_numbers(names.MFU, {None: rank.work.mfu}, span),
+        *_numbers(names.PROGRESS_EPOCH, {None: rank.position.epoch}, span),
+        *_numbers(names.PROGRESS_GLOBAL_STEP, {None: rank.position.global_step}, span),
+        *_numbers(names.SCALAR, rank.logged.values, span),
+        *_numbers(names.COUNTER, rank.logged.counters, span),
+        *_numbers(names.SCALARS_DROPPED, {None: rank.logged.dropped}, span),
     ]
 
 

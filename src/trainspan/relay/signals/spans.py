@@ -29,6 +29,7 @@ from trainspan.relay.signals.aggregates import NS_PER_S
 from trainspan.relay.signals.contexts import SCOPE, RankSource, attempt_context, step_context
 from trainspan.relay.timeline.collectives import Call
 from trainspan.relay.timeline.device import DeviceStep, Stretch
+from trainspan.relay.timeline.progress import Position
 from trainspan.relay.timeline.records import Interval, ProcessEnd, RankStep, place_of_end
 
 MOST_SPANS: Final = 8000
@@ -38,6 +39,7 @@ Span: TypeAlias = ReadableSpan
 """A finished span, for whoever carries it without a need to know what it is."""
 
 UNSET: Final = Status(StatusCode.UNSET)
+_KNOWN: Final = (names.GLOBAL_STEP, names.EPOCH, names.STEP_SAMPLES, names.STEP_TOKENS)
 _LEFT_BY_EXCEPTION: Final = Status(StatusCode.ERROR, "left by an exception")
 
 
@@ -49,8 +51,7 @@ class RankPart(NamedTuple):
     """One local rank's part of a step.
 
     `end`: how the process ended, if that was in this step. `device`: what its device said of the step; None: nothing.
-    `calls`: its collectives, by the time at which they began.
-    `global_offset`: what makes its number one of the run; None: not known.
+    `calls`: its collectives, by the time at which they began. `position`: what its framework calls the step.
     """
 
     source: RankSource
@@ -58,7 +59,7 @@ class RankPart(NamedTuple):
     end: ProcessEnd | None = None
     device: DeviceStep | None = None
     calls: Mapping[int, Call] = {}
-    global_offset: int | None = None
+    position: Position = Position()
 
 
 class Spans(NamedTuple):
@@ -141,7 +142,7 @@ def _root(first: RankPart, parts: Sequence[RankPart], because: str, root_rank: i
 
 
 def _rank_step(part: RankPart, because: str, left_out: int, root: SpanContext) -> ReadableSpan:
-    source, step, end, device, _calls, global_offset = part
+    source, step, end, device, _calls, position = part
     identity = source.identity
     attributes: dict[str, str | int | float] = {
         names.RANK: identity.rank,
@@ -149,12 +150,12 @@ def _rank_step(part: RankPart, because: str, left_out: int, root: SpanContext) -
         names.MICROBATCHES: step.microbatches,
         names.SAMPLED_BECAUSE: because,
     }
+    known = (position.global_step, position.epoch, step.samples, step.tokens)
+    attributes |= {name: value for name, value in zip(_KNOWN, known, strict=True) if value is not None}
     if end is not None:
         attributes[names.END_REASON] = end.reason
     if source.gpu is not None:
         attributes[names.HW_ID] = source.gpu
-    if global_offset is not None:
-        attributes[names.GLOBAL_STEP] = step.number + global_offset
     if device is not None:
         attributes[names.DEVICE_DURATION] = device.duration_ns / NS_PER_S
     if step.skipped:
@@ -195,7 +196,7 @@ def _ended_in(part: RankPart) -> int | None:
 
 
 def _phases(part: RankPart, kept: set[int]) -> list[ReadableSpan]:
-    source, step, end, device, calls, _global_offset = part
+    source, step, end, device, calls, _position = part
     identity = source.identity
     stretches = device.stretches(step) if device is not None else (None,) * len(step.intervals)
     parent = step_context(identity, step.number, "rank", identity.rank)

@@ -10,6 +10,7 @@ from trainspan.names import AnyPhase, NamedPhase, Phase, named_phase, place_of
 from trainspan.relay.timeline.fields import field, optional, read_at
 from trainspan.relay.timeline.records import EndReason, ProcessEnd, RankStep, phase_of_end
 from trainspan.relay.timeline.sketch import Sketch
+from trainspan.relay.timeline.throughput import Work
 
 SLOWEST: Final = 10
 """Steps remembered one by one, per process."""
@@ -84,6 +85,7 @@ class RankSummary:
         step_s: sketch of their durations, in seconds.
         phase_s: by phase, sketch of its exclusive seconds per step, over the steps that have it.
         states_ns: the account of its wall clock; `elapsed_ns` is what it adds up to.
+        work: what its steps worked through, as far as that is known.
         marks_lost: marks overwritten before they were read; steps are missing when there are any.
         ending: how it stands, or ended.
         energy_j: of its GPU while it trained, for `energy_s` of that time; None: not known.
@@ -101,6 +103,7 @@ class RankSummary:
         self.step_s = Sketch()
         self.phase_s: dict[AnyPhase, Sketch] = {}
         self.states_ns: dict[str, int] = {}
+        self.work = Work()
         self.marks_lost = 0
         self.ending = Ending("running")
         self.energy_j: float | None = None
@@ -180,6 +183,7 @@ class RankSummary:
             "step_s": self.step_s.to_json(),
             "phase_s": {phase.wire: self.phase_s[phase].to_json() for phase in sorted(self.phase_s, key=place_of)},
             "states_ns": self.states_ns,
+            "work": self.work._asdict(),
             "slowest": slowest,
             "ending": self.ending._asdict(),
             "energy_j": self.energy_j,
@@ -199,6 +203,8 @@ class RankSummary:
         rank.phase_s = read_at("phase_s", _phases_from_json, field(written, "phase_s", dict))
         states_ns = field(written, "states_ns", dict)
         rank.states_ns = {state: field(states_ns, state, int) for state in states_ns}
+        if "work" in written:  # earlier versions wrote none
+            rank.work = read_at("work", _work_from_json, written["work"])
         for index, step in enumerate(field(written, "slowest", list)):
             rank._remember(read_at(f"slowest[{index}]", SlowStep.from_json, step))
         for name in ("energy_j", "energy_s"):
@@ -217,6 +223,12 @@ class RankSummary:
 
 def _identity_from_json(written: Any) -> Identity:
     return Identity(**{name: field(written, name, kind) for name, kind in Identity.__annotations__.items()})
+
+
+def _work_from_json(written: Any) -> Work:
+    samples, tokens = (optional(written, name, int) for name in ("samples", "tokens"))
+    flops, mfu = (optional(written, name, float) for name in ("flops", "mfu"))
+    return Work(samples, tokens, flops, mfu)
 
 
 def phase_of_wire(wire: str) -> AnyPhase:

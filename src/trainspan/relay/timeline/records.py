@@ -23,6 +23,7 @@ class RankStep(NamedTuple):
     `calls`: where a COLLECTIVE begins, and the operand of its mark, for each one.
     `validations`: forward passes of validation in it.
     `skipped`: the optimizer was asked to step, and a gradient scaler let it not.
+    `samples`, `tokens`: in the batches it was made from; None: no batch told.
     """
 
     number: int
@@ -34,6 +35,8 @@ class RankStep(NamedTuple):
     calls: tuple[tuple[int, int], ...] = ()
     validations: int = 0
     skipped: bool = False
+    samples: int | None = None
+    tokens: int | None = None
 
 
 def phase_times_of(step: RankStep) -> dict[AnyPhase, int]:

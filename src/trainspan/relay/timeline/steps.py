@@ -12,6 +12,8 @@ How the cut is made:
 * A DATA_WAIT directly followed by VALIDATION, and the OTHER between them, is VALIDATION: it fetched a batch for it.
 * A COLLECTIVE that waits for the one launched just before it, by the same call of the library, is one with it.
 * What a phase holds that the user has named is not its time. What was spent in it before the first step is in `early`.
+* What a batch holds counts for the step of the next FORWARD (or BACKWARD, or the step's end); for none if VALIDATION
+  comes before it. So batches that are fetched ahead count once, and where they belong.
 * Other intervals that touch are never merged: an interval is one stay in a phase, and two stays are two calls. An
   interval of no length is dropped, except the last one of an unfinished step, which says where the process ended.
 
@@ -33,8 +35,10 @@ from trainspan.recording.layout import (
     PHASE_MASK,
     RESUME,
     SAME_CALL,
+    SAMPLES_MAX,
     SKIPPED,
     STEP,
+    TOKENS_SHIFT,
     WAIT,
 )
 from trainspan.relay.timeline.records import Interval, RankStep
@@ -139,6 +143,8 @@ class RankTimeline:
         self._validations = 0
         self._calls: list[tuple[int, int]] = []
         self._number = 0  # of the step being built
+        self._fetched: list[int] = []  # what the batches hold that are waiting for what becomes of them
+        self._held: list[int] = []  # what those of the step being built hold
         self._torn_ns: int | None = None  # where the step that a lap has torn began
 
     @property
@@ -186,6 +192,8 @@ class RankTimeline:
         self._intervals = []
         self._calls = []
         self._microbatches = self._validations = 0
+        self._fetched = []
+        self._held = []
 
     def end(self, at_ns: int) -> RankStep | None:
         """The step that is unfinished if the process ends at `at_ns`; None before the first and after a lap.
@@ -197,6 +205,7 @@ class RankTimeline:
         at_ns = max(at_ns, self._since_ns)
         last = Interval(self.phase_now, self._since_ns, at_ns)
         intervals = (*self._intervals, last)
+        samples, tokens = _work_in(self._held)
         return RankStep(
             self._number,
             self._start_ns,
@@ -206,6 +215,8 @@ class RankTimeline:
             complete=False,
             calls=tuple(self._calls),
             validations=self._validations,
+            samples=samples,
+            tokens=tokens,
         )
 
     def _find_start(self, marks: Sequence[int]) -> int:
@@ -240,7 +251,9 @@ class RankTimeline:
         if self._torn_ns is not None:
             self.lost_ns += self._start_ns - self._torn_ns
 
-    def _cut(self, marks: Sequence[int], start_ns: int, phase: AnyPhase) -> list[RankStep]:
+    def _cut(  # noqa: PLR0912 - one loop, see below
+        self, marks: Sequence[int], start_ns: int, phase: AnyPhase
+    ) -> list[RankStep]:
         """The steps that `marks` complete, while the one begun at `start_ns` is being built and the rank is in `phase`.
 
         One loop over local names, and intervals made past their constructor: it would double the cost.
@@ -250,6 +263,7 @@ class RankTimeline:
         intervals, microbatches, number = self._intervals, self._microbatches, self._number
         calls, validations = self._calls, self._validations
         since_ns, invalid, legal, meaning = self._since_ns, 0, self._legal, self._meaning
+        fetched, held = self._fetched, self._held
         pairs = iter(marks)
         for time_ns, word in zip(pairs, pairs, strict=False):
             code = word & CODE_MASK
@@ -264,7 +278,12 @@ class RankTimeline:
                 invalid += 1
             phase, legal, task = meaning[code]
             if task == _NOTHING:
+                if word > CODE_MASK and RESUME <= code < ABORT:
+                    validations += _resumed(intervals, fetched, word >> OPERAND_SHIFT)
                 continue
+            if fetched and task != _CALL:
+                held += fetched if phase is not _VALIDATION else ()
+                fetched.clear()
             if task == _COUNT:
                 microbatches += 1
             elif task == _RELABEL:
@@ -278,6 +297,7 @@ class RankTimeline:
                 else:
                     invalid += 1
                 skipped = word >= 0 and word >> OPERAND_SHIFT & SKIPPED > 0
+                samples, tokens = _work_in(held)
                 steps.append(
                     RankStep(
                         number,
@@ -288,10 +308,13 @@ class RankTimeline:
                         calls=tuple(calls),
                         validations=validations,
                         skipped=skipped,
+                        samples=samples,
+                        tokens=tokens,
                     )
                 )
                 intervals, microbatches, number, start_ns = [], 0, number + 1, since_ns
                 calls, validations = [], 0
+                held.clear()
         self._intervals, self._microbatches, self._number, self._start_ns = intervals, microbatches, number, start_ns
         self._calls, self._validations = calls, validations
         self.phase_now, self._legal, self._since_ns, self.last_mark_ns = phase, legal, since_ns, since_ns
@@ -310,6 +333,23 @@ def _call(intervals: list[Interval], calls: list[tuple[int, int]], at_ns: int, o
             return start_ns
     calls.append((at_ns, operand))
     return at_ns
+
+
+def _resumed(intervals: list[Interval], fetched: list[int], operand: int) -> int:
+    """Forward passes that the end of a phase tells of, beside the one that its beginning has; or a batch is fetched."""
+    if intervals and intervals[-1][0] is _VALIDATION:
+        return (operand & SAMPLES_MAX) - 1
+    fetched.append(operand)
+    return 0
+
+
+def _work_in(held: list[int]) -> tuple[int | None, int | None]:
+    """(samples, tokens) of batches; None: none of them told."""
+    if not held:
+        return None, None
+    samples = sum([operand & SAMPLES_MAX for operand in held])
+    tokens = sum([operand >> TOKENS_SHIFT for operand in held])
+    return samples or None, tokens or None
 
 
 def _relabel(intervals: list[Interval], phase: AnyPhase) -> None:

@@ -1,0 +1,64 @@
+"""What a bridge has to tell with, and how it marks an evaluation whose beginning and end are told apart."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from trainspan.names import Phase
+from trainspan.record.checkpoints import Notes
+from trainspan.record.course import Course
+from trainspan.record.marker import Marker
+from trainspan.record.recorder import Recorder
+from trainspan.record.scalars import ScalarLog, of_this_process
+from trainspan.record.spans import SpanTeller
+from trainspan.recording.layout import SAMPLES_MAX
+
+_VALIDATION = int(Phase.VALIDATION)
+
+
+class Channel(NamedTuple):
+    """Where a bridge's words go. `share_run()`: ranks that are about to be started belong to this run."""
+
+    marker: Marker
+    scalars: ScalarLog
+    course: Course
+    notes: Notes
+    spans: SpanTeller
+    share_run: Callable[[], None]
+
+
+def open_channel(recorder: Recorder) -> Channel:
+    """The channel of one framework into a recording."""
+    marker = recorder.marker
+    course = Course(recorder.event, marker.steps)
+    return Channel(marker, of_this_process(), course, recorder.notes, recorder.spans, recorder.share_run)
+
+
+class Evaluation:
+    """An evaluation under way, of a framework that tells of its beginning and its end, and of an exception."""
+
+    def __init__(self, marker: Marker):
+        self._marker = marker
+        self._outer = -1
+        self._batches = 0
+
+    def begin(self) -> None:
+        """From here on it is validation; begun again before its end, it goes on."""
+        if self._outer < 0:
+            self._outer = self._marker.enter(_VALIDATION)
+            self._batches = 0
+
+    def batch_ended(self) -> None:
+        """One more batch has been evaluated."""
+        self._batches += 1
+
+    def end(self) -> None:
+        """It is over."""
+        outer, self._outer = self._outer, -1
+        if outer >= 0:
+            self._marker.resume_with(outer, min(self._batches, SAMPLES_MAX))
+
+    def abort(self) -> None:
+        """An exception has left it, if it was under way."""
+        outer, self._outer = self._outer, -1
+        if outer >= 0:
+            self._marker.abort(outer)

@@ -1,0 +1,253 @@
+"""What the script and its framework log: the last value of each name, without ever waiting for a device.
+
+A number is kept as it is, and so is what a tensor on the CPU holds. Of a tensor on a device a copy is queued, at most
+once a second a name, and read at the end of a later step, when it has arrived: no `.item()`, no synchronization. At the
+end of a step, at most once a second, what is new goes into the event log as
+
+    scalars   step: number of the next step; values {name: number}; counters {name: total}; dropped: values that were
+              not taken so far; global_step: what the script called the step, if it did, and at_step: the newest that
+              was complete when it did
+
+Not taken is what is no number, what has more than one element, what only a collective could tell (a sharded tensor),
+and names beyond the bound.
+
+Cost: 0.3 µs for a number, 2 µs for a tensor on the CPU, 0.1 µs a step, 20 µs an event.
+"""
+
+from collections.abc import Callable, Mapping
+from time import monotonic_ns
+from typing import Any, Final
+
+import torch
+
+from trainspan.guard import warn_once
+from trainspan.record.device_copies import Copy, Device, cuda
+from trainspan.record.pace import Pace
+
+MOST_NAMES: Final = 128
+"""Of values and counters together."""
+
+NAME_CHARACTERS: Final = 128
+
+_NUMBERS: Final = (float, int)
+_PORTION_BYTES: Final = 1 << 20
+_EVENT_BYTES: Final = 100
+_ENTRY_BYTES: Final = 24
+
+Observed = Callable[[], Any]
+
+
+class ScalarLog:
+    """The scalars of this process.
+
+    Args:
+        tell: `tell("scalars", **fields)` appends an event.
+        steps: how many steps are complete.
+        devices: by the type of a tensor's device, how numbers are copied from there. Of others none are read.
+        now_ns: monotonic time.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[..., None],
+        steps: Callable[[], int],
+        devices: Mapping[str, Device],
+        now_ns: Callable[[], int] = monotonic_ns,
+    ):
+        self._tell = tell
+        self._steps = steps
+        self._devices = devices
+        self._now_ns = now_ns
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: in a forked child, what was logged is the parent's, and so are its devices."""
+        self._values: dict[str, float] = {}  # not told yet
+        self._names: set[str] = set()
+        self._counters: dict[str, float] = {}
+        self._counted: set[str] = set()  # counters that have grown since they were told
+        self._observed: dict[str, Observed] = {}
+        self._copies: dict[str, tuple[Device, Copy]] = {}
+        self._copied_ns: dict[str, int] = {}
+        self._called: tuple[int, int] | None = None  # a step, and what the script calls it
+        self._dropped = self._dropped_told = 0
+        self._pace = Pace(_PORTION_BYTES)
+
+    def log(self, name: str | Mapping[str, Any], value: Any = None, *, step: int | None = None) -> None:
+        """Keep the last value of a name, or of each name of a mapping. Never raises.
+
+        Args:
+            name: of the value, or a mapping of names to values.
+            value: a number, or a tensor of one element.
+            step: what the script calls the step, over all attempts.
+        """
+        try:
+            if isinstance(name, str):
+                self._put(name, value)
+            else:
+                for one, its in name.items():
+                    self._put(one, its)
+            if step is not None:
+                self._called = self._steps() - 1, int(step)
+        except Exception as error:
+            warn_once("scalars", f"a value was not logged: {type(error).__name__}: {error}")
+
+    def counter(self, name: str, by: float = 1) -> None:
+        """Add to a total that only grows. Never raises."""
+        try:
+            amount = float(by)
+            if amount >= 0 and self._has_room(self._counters, name):
+                self._counters[name] = self._counters.get(name, 0.0) + amount
+                self._counted.add(name)
+            else:
+                self._dropped += 1
+        except Exception as error:
+            warn_once("scalars", f"a count was not taken: {type(error).__name__}: {error}")
+
+    def observe(self, name: str, callback: Observed) -> None:
+        """Log what `callback()` returns, asked on the training thread at the end of a step, at most once a second."""
+        self._observed[name] = callback
+
+    def step_ended(self) -> None:
+        """Tell what is new, if it is time."""
+        now_ns = self._now_ns()
+        if self._pace.is_due(now_ns):
+            self._tell_new(now_ns)
+
+    def close(self) -> None:
+        """Tell what is new; what has not arrived from a device by now is not waited for."""
+        self._tell_new(self._now_ns())
+
+    def _put(self, name: str, value: Any) -> None:
+        if not self._has_room(self._names, name):
+            self._dropped += 1
+        elif type(value) in _NUMBERS:
+            self._keep(name, float(value))
+        elif isinstance(value, torch.Tensor):
+            self._put_tensor(name, value)
+        elif getattr(value, "size", 1) == 1 and hasattr(value, "__float__"):  # a number of numpy's
+            self._keep(name, float(value))
+        else:
+            self._dropped += 1
+
+    def _keep(self, name: str, value: float) -> None:
+        self._names.add(name)
+        self._values[name] = value
+
+    def _has_room(self, known: Any, name: str) -> bool:
+        if name in known:
+            return True
+        return len(self._names) + len(self._counters) < MOST_NAMES and 0 < len(name) <= NAME_CHARACTERS
+
+    def _put_tensor(self, name: str, tensor: Any) -> None:
+        local = _local_of(tensor)
+        if local is None or local.numel() != 1 or local.is_complex():
+            self._dropped += 1
+        elif local.device.type == "cpu":
+            self._keep(name, float(local.item()))
+        elif local.device.type in self._devices:
+            self._begin_copy(name, local.reshape(()), self._devices[local.device.type])
+        else:
+            self._dropped += 1
+            warn_once("scalars.device", f"values on {local.device.type!r} are not read: that could wait for it")
+
+    def _begin_copy(self, name: str, tensor: Any, device: Device) -> None:
+        now_ns = self._now_ns()
+        if name in self._copies or now_ns < self._copied_ns.get(name, 0) or device.is_capturing():
+            return
+        self._copied_ns[name] = now_ns + 1_000_000_000
+        self._copies[name] = device, device.begin(tensor)
+
+    def _tell_new(self, now_ns: int) -> None:
+        try:
+            self._collect()
+            if self._values or self._counted or self._dropped != self._dropped_told:
+                self._write(now_ns)
+        except Exception as error:
+            # A device that has failed fails every time it is asked.
+            self._copies.clear()
+            self._devices = {}
+            warn_once("scalars", f"values on a device are not read any more: {type(error).__name__}: {error}")
+
+    def _collect(self) -> None:
+        for name, (device, copy) in list(self._copies.items()):
+            if not device.is_capturing() and copy.is_there():
+                del self._copies[name]
+                self._keep(name, copy.read())
+        for name, callback in list(self._observed.items()):
+            try:
+                self._put(name, callback())
+            except Exception as error:
+                del self._observed[name]
+                warn_once(f"observe.{name}", f"{name} is not observed any more: {type(error).__name__}: {error}")
+
+    def _write(self, now_ns: int) -> None:
+        values, self._values = self._values, {}
+        counters = {name: self._counters[name] for name in self._counted}
+        self._counted.clear()
+        fields: dict[str, Any] = {"step": self._steps(), "values": values, "counters": counters}
+        fields["dropped"] = self._dropped_told = self._dropped
+        if self._called is not None:
+            fields["at_step"], fields["global_step"] = self._called
+        self._tell("scalars", **fields)
+        size_bytes = _EVENT_BYTES + sum(len(name) + _ENTRY_BYTES for name in (*values, *counters))
+        self._pace.told(now_ns, size_bytes)
+
+
+def _local_of(tensor: Any) -> Any:
+    """`tensor` as a plain one, apart from its graph; None if this process alone cannot know what it holds."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        with torch._C.DisableTorchFunctionSubclass():
+            return tensor.detach()
+    placements = getattr(tensor, "placements", None)
+    if placements and all(placement.is_replicate() for placement in placements):
+        return tensor.detach().to_local()
+    return None
+
+
+is_compiling = torch.compiler.is_compiling
+
+_logs: list[ScalarLog] = []  # of this process: none while trainspan is off
+
+
+def begin(tell: Callable[..., None], steps: Callable[[], int]) -> ScalarLog:
+    """The log of this process, which `log`, `counter` and `observe` write into from now on."""
+    _logs[:] = [ScalarLog(tell, steps, {"cuda": cuda()})]
+    return _logs[0]
+
+
+def of_this_process() -> ScalarLog:
+    """The log that was begun.
+
+    Raises:
+        LookupError: there is none: no step can be seen in this torch.
+    """
+    if not _logs:
+        raise LookupError("nothing is logged in this process")
+    return _logs[0]
+
+
+def log(name: str | Mapping[str, Any], value: Any = None, *, step: int | None = None) -> None:
+    """Keep the last value of a name, or of each name of a mapping, for `training.scalar`. Never raises, never waits.
+
+    Args:
+        name: of the value (`loss`), or a mapping of names to values.
+        value: a number, or a tensor of one element, wherever it is.
+        step: what the script calls the step that is newly complete, over all attempts: `training.global_step`.
+    """
+    if not is_compiling():
+        for scalars in _logs:
+            scalars.log(name, value, step=step)
+
+
+def counter(name: str, by: float = 1) -> None:
+    """Add to a total that only grows, for `training.counter`. Never raises."""
+    if not is_compiling():
+        for scalars in _logs:
+            scalars.counter(name, by)
+
+
+def observe(name: str, callback: Callable[[], Any]) -> None:
+    """Log what `callback()` returns, asked on the training thread at the end of a step, at most once a second."""
+    for scalars in _logs:
+        scalars.observe(name, callback)
