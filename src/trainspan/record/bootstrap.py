@@ -58,7 +58,7 @@ def place_hooks(recorder: Recorder) -> Patches:
     for name, place in _PLACES.items():
         _install_hook(name, partial(_place, place, name, recorder, patches))
     _install_hook("torch.monitor", partial(_place_monitor, recorder, patches))
-    _install_hook("scalars", partial(frameworks.place_scalars, recorder))
+    _install_hook("FLOPs", partial(frameworks.count_flops, recorder))
     frameworks.watch_frameworks(recorder, patches)
     launched.install(sys.modules["multiprocessing.process"].BaseProcess, patches, recorder.note_fatal)
     untraced.install(watch)

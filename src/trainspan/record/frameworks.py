@@ -1,6 +1,5 @@
-"""Follows frameworks once they are imported, and what a script says of its own work."""
+"""Follows frameworks once they are imported, and has FLOPs counted where that is wished."""
 
-import os
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -26,14 +25,8 @@ BRIDGES = {
 """By the module that a framework's own class is in: a bridge must not be imported before its framework."""
 
 
-def place_scalars(recorder: Recorder) -> None:
-    """Have what the script logs and counts told at the end of steps, and before the recording closes."""
-    scalars = import_module("trainspan.record.scalars").begin(recorder.event, recorder.marker.steps)
-    work = import_module("trainspan.record.work").begin(recorder.event)
-    for teller in (scalars, work):
-        recorder.step_ends.append(teller.step_ended)
-        recorder.on_closing(teller.close)
-        os.register_at_fork(after_in_child=teller.forget)
+def count_flops(recorder: Recorder) -> None:
+    """Have torch count the FLOPs of one step, if that is wished."""
     if recorder.settings.count_flops:
         flops = import_module("trainspan.record.flop_count")
         recorder.step_ends.append(flops.FlopCount(recorder.event, recorder.marker.steps).step_ended)

@@ -9,6 +9,7 @@ from trainspan.record.callbacks import Callbacks
 from trainspan.record.checkpoint_scope import CheckpointScope, tell_saved
 from trainspan.record.engine import Engine
 from trainspan.record.recorder import Recorder
+from trainspan.record.scalars import scalars_of
 from trainspan.record.scope import Scope
 from trainspan.record.scopes import (
     EvaluationScope,
@@ -18,6 +19,7 @@ from trainspan.record.scopes import (
     StepScope,
     TimedScope,
 )
+from trainspan.record.work import work_of
 from trainspan.role import Role
 from trainspan.sampling import SpanNames
 
@@ -53,6 +55,7 @@ class Surface:
     """
 
     def __init__(self, recorder: Recorder, role: str, is_traced: Callable[[], bool]):
+        self._recorder = recorder
         self.engine = Engine(recorder, is_traced, may_begin=role == Role.RANK)
         self.callbacks = Callbacks(self.engine)
         self._number_of = self.engine.phases.number_of
@@ -116,6 +119,18 @@ class Surface:
         step = marker.steps() if marker.started() else None
         values = self.engine.values_of(attributes, f"event({name!r})")
         self.engine.event("user_event", name=name, step=step, attributes=values)
+
+    def log(self, values: Any, value: Any, step: Any) -> None:
+        scalars_of(self._recorder).log(values, value, step=step)
+
+    def counter(self, name: str, by: Any) -> None:
+        scalars_of(self._recorder).counter(name, by)
+
+    def observe(self, name: str, callback: Callable[[], Any]) -> None:
+        scalars_of(self._recorder).observe(name, callback)
+
+    def processed(self, samples: Any, tokens: Any) -> None:
+        work_of(self._recorder).add(samples, tokens)
 
     def configure(self, told: Mapping[str, Any]) -> None:
         self.engine.safely(self._configure, told)
