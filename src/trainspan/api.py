@@ -214,28 +214,34 @@ def event(name: str, **attributes: Any) -> None:
         _live.event(name, attributes)
 
 
-def log(name: str | Mapping[str, Any], value: Any = None, *, step: int | None = None) -> None:
-    """Keep the last value of a name, or of each name of a mapping, for `training.scalar`. It never waits for a device.
+def log(values: str | Mapping[str, Any], value: Any = None, *, step: int | None = None) -> None:
+    """Keep the last value of a name, or of each name of a mapping: `training.scalar`. It never waits for a device.
 
     Args:
-        name: of the value (`loss`), or a mapping of names to values.
+        values: the name of the value, or a mapping of names to values.
         value: a number, or a tensor of one element, wherever it is.
-        step: what the script calls the step that is newly complete, over all attempts: `training.global_step`.
+        step: what the script calls the step that is newly complete: `training.global_step`.
     """
     if _live is not None and not _is_compiling():
-        _live.log(name, value, step)
+        _live.log(values, value, step)
 
 
 def counter(name: str, by: float = 1) -> None:
-    """Add to a total that only grows, for `training.counter`."""
+    """Add to a total that only grows: `training.counter`."""
     if _live is not None and not _is_compiling():
         _live.counter(name, by)
 
 
 def observe(name: str, callback: Callable[[], Any]) -> None:
-    """Log what `callback()` returns, asked on the training thread at the end of a step, at most once a second."""
+    """Log what `callback()` returns. It is asked by the training thread, at the end of steps, once a second."""
     if _live is not None and not _is_compiling():
         _live.observe(name, callback)
+
+
+def processed(*, samples: int | None = None, tokens: int | None = None) -> None:
+    """Say how many samples or tokens were worked through. From then on this counts, and not the shapes of batches."""
+    if _live is not None and not _is_compiling():
+        _live.processed(samples, tokens)
 
 
 def configure(

@@ -154,7 +154,7 @@ def _share(text: str) -> float:
     return share
 
 
-def _positive(text: str) -> float:
+def _positive_number(text: str) -> float:
     number = float(text)
     if not 0 < number < float("inf"):
         raise ValueError(text)
@@ -292,21 +292,21 @@ VARIABLES = (
         "use a number above 0",
         "FLOPs of the model for one token, forward and backward (6 times its parameters, for a dense transformer). "
         "With it, tokens become FLOPs.",
-        _positive,
+        _positive_number,
     ),
     Variable(
         "TRAINSPAN_FLOPS_PER_SAMPLE",
         "",
         "use a number above 0",
         "The same for one sample, where batches hold no tokens.",
-        _positive,
+        _positive_number,
     ),
     Variable(
         "TRAINSPAN_PEAK_FLOPS",
         "",
         "use a number above 0",
         "Peak FLOP/s of one device, at the precision in use; with FLOPs known, the MFU follows.",
-        _positive,
+        _positive_number,
     ),
     Variable(
         "TRAINSPAN_COUNT_FLOPS",

@@ -146,19 +146,6 @@ def test_flops_of_a_step_hold_for_steps_where_samples_are_not_known() -> None:
     assert throughput.work() == Work(None, None, 4000.0, None)
 
 
-def test_what_the_script_configures_before_its_first_step_counts() -> None:
-    """It knows its model better than who set the variable; later it would change what has been counted."""
-    throughput = Throughput(FlopsKnown(per_token=2.0))
-
-    throughput.take(
-        {"event": "configured", "values": {"training.flops_per_token": 3, "training.flops_per_sample": True}}
-    )
-    throughput.count(steps_of(4))
-    throughput.take({"event": "configured", "values": {"training.flops_per_token": 9}})
-
-    assert throughput.work().flops == 3.0 * 4096
-
-
 def test_mfu_is_of_the_newest_steps() -> None:
     """6 FLOPs for each of 1024 tokens a second are 0.06 of a peak of 102400; a slow beginning is forgotten."""
     throughput = Throughput(FlopsKnown(per_token=6.0, peak_per_s=102_400.0))
@@ -182,6 +169,17 @@ def test_what_the_user_counts_stands() -> None:
     throughput.take({"event": "work", "tokens": 800})
 
     assert throughput.work() == Work(32, 900, 1800.0, None)
+
+
+def test_flops_that_the_script_tells_stand() -> None:
+    """It knows its model; who has set a variable may have another one in mind."""
+    throughput = Throughput(FlopsKnown(per_token=2.0, peak_per_s=8192.0))
+    throughput.count(steps_of(2))
+
+    throughput.configure({"training.flops_per_token": 4, "training.flops_per_sample": "many"})
+    throughput.count(steps_of(2, first=2))
+
+    assert throughput.work() == Work(32, 4096, 4.0 * 4096, 0.5)
 
 
 def test_position_goes_on_from_where_it_was_told() -> None:
@@ -245,10 +243,7 @@ def test_many_ranks_have_few_names(world_size: int, names: int) -> None:
     assert (len(logged.values), logged.dropped) == (names, 200 - names)
 
 
-@given(
-    st.sampled_from(["work", "flops", "configured", "progress", "scalars"]),
-    st.dictionaries(st.sampled_from(FIELDS), JSON),
-)
+@given(st.sampled_from(["work", "flops", "progress", "scalars"]), st.dictionaries(st.sampled_from(FIELDS), JSON))
 def test_nothing_in_a_log_is_believed_unseen(event: str, fields: dict[str, Any]) -> None:
     """Whatever stands there is told as it should be, or not at all."""
     throughput, progress, scalars = Throughput(FlopsKnown(1.0, 1.0, 1.0)), Progress(), Scalars(1)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from trainspan import settings
 from trainspan.guard import warn_once
 from trainspan.identity import is_launched, trace_id_of
-from trainspan.record import launched, step_hooks, untraced
+from trainspan.record import frameworks, launched, step_hooks, untraced
 from trainspan.record.marker import Marker, make_marker
 from trainspan.record.patches import Patches
 from trainspan.record.recorder import Recorder
@@ -58,6 +58,8 @@ def place_hooks(recorder: Recorder) -> Patches:
     for name, place in _PLACES.items():
         _install_hook(name, partial(_place, place, name, recorder, patches))
     _install_hook("torch.monitor", partial(_place_monitor, recorder, patches))
+    _install_hook("FLOPs", partial(frameworks.count_flops, recorder))
+    frameworks.watch_frameworks(recorder, patches)
     launched.install(sys.modules["multiprocessing.process"].BaseProcess, patches, recorder.note_fatal)
     untraced.install(watch)
     return patches
@@ -106,20 +108,7 @@ def _place_optimizer(hook: ModuleType, recorder: Recorder, patches: Patches) -> 
     stepping = hook.install(recorder.marker, patches, recorder.claim, step_ends)
     step_hooks.place(recorder, patches, stepping, searches[0] if searches else None, step_ends, _install_hook)
     _install_hook("cuda_graph", partial(_place_cuda_graph, recorder.marker, patches, step_ends))
-    _install_hook("scalars", partial(_place_scalars, recorder, step_ends))
     _install_hook("device", partial(_await_device, recorder, step_ends))
-
-
-def _place_scalars(recorder: Recorder, step_ends: list[Callable[[], None]]) -> None:
-    scalars = import_module("trainspan.record.scalars").begin(recorder.event, recorder.marker.steps)
-    work = import_module("trainspan.record.work").begin(recorder.event)
-    for teller in (scalars, work):
-        step_ends.append(teller.step_ended)
-        recorder.on_closing(teller.close)
-        os.register_at_fork(after_in_child=teller.forget)
-    if recorder.settings.count_flops:
-        flops = import_module("trainspan.record.flop_count")
-        step_ends.append(flops.FlopCount(recorder.event, recorder.marker.steps).step_ended)
 
 
 def _place_cuda_graph(marker: Marker, patches: Patches, step_ends: list[Callable[[], None]]) -> None:
@@ -190,37 +179,7 @@ def _place_checkpoint(hook: ModuleType, recorder: Recorder, patches: Patches) ->
 
     place_later("distributed checkpoint", hook.DISTRIBUTED_MODULE, hook.install_distributed)
     place_later("safetensors", hook.SAFETENSORS_MODULE, hook.install_safetensors)
-    _watch_frameworks(recorder, patches, notes)
 
-
-def _watch_frameworks(recorder: Recorder, patches: Patches, notes: Any) -> None:
-    """Follow each framework once it is imported."""
-
-    def follow(name: str, package: ModuleType) -> None:
-        try:
-            channel = import_module("trainspan.record.bridges.channel").open_channel(recorder, notes)
-            import_module(f"trainspan.record.bridges.{name}").install(package, patches, channel)
-        except Exception as error:
-            version = getattr(sys.modules.get(package.__name__.partition(".")[0]), "__version__", "of unknown version")
-            what = f"{type(error).__name__}: {error}"
-            warn_once(f"bridge.{name}", f"{name} {version} is not followed ({what}); its steps are seen all the same")
-
-    for module, name in _BRIDGES.items():
-        watch.add(module, lambda package, _, name=name: follow(name, package))  # type: ignore[misc]  # bound here
-
-
-_BRIDGES = {
-    "lightning.pytorch.trainer.trainer": "lightning",
-    "pytorch_lightning.trainer.trainer": "lightning",
-    "lightning.fabric.strategies.launchers.subprocess_script": "lightning_launcher",
-    "lightning.pytorch.strategies.launchers.subprocess_script": "lightning_launcher",
-    "lightning_fabric.strategies.launchers.subprocess_script": "lightning_launcher",
-    "pytorch_lightning.strategies.launchers.subprocess_script": "lightning_launcher",
-    "transformers.trainer": "transformers",
-    "accelerate.accelerator": "accelerate",
-    "torchtitan.observability.structured_logger.structured_logging": "torchtitan",
-}
-"""By the module that a framework's own class is in: a bridge must not be imported before its framework."""
 
 _Placing: TypeAlias = Callable[[ModuleType, Recorder, Patches], None]
 

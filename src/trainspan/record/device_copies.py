@@ -1,9 +1,8 @@
 """A number on its way from a device: the copy is queued behind the work that computes it, and read once it is there."""
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
-
-import torch
 
 
 class Copy(Protocol):
@@ -33,6 +32,7 @@ class _CudaCopy:
     __slots__ = ("_arrived", "_number")
 
     def __init__(self, tensor: Any):
+        torch = sys.modules["torch"]  # a script that logs numbers need not have it
         with torch.cuda.device(tensor.device):
             self._number = torch.empty((), dtype=tensor.dtype, pin_memory=True)
             self._number.copy_(tensor, non_blocking=True)
@@ -49,4 +49,4 @@ class _CudaCopy:
 
 def cuda() -> Device:
     """CUDA's and ROCm's devices."""
-    return Device(_CudaCopy, torch.cuda.is_current_stream_capturing)
+    return Device(_CudaCopy, lambda: bool(sys.modules["torch"].cuda.is_current_stream_capturing()))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic_ns
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from trainspan import launch, names
 from trainspan.errors import RecordingRefused
@@ -27,6 +27,22 @@ from trainspan.settings import Settings, state_dir
 _LAUNCH_ID = "TRAINSPAN_LAUNCH_ID"
 _STACK_FRAMES_MAX = 32
 _MESSAGE_CHARACTERS_MAX = 1024
+
+
+class Teller(Protocol):
+    """What tells of itself now and then. None of it raises."""
+
+    def step_ended(self) -> None:
+        """Tell what is new, if it is time."""
+
+    def close(self) -> None:
+        """Tell what is new: there will be no other time."""
+
+    def forget(self) -> None:
+        """Begin anew, in a forked child."""
+
+
+T = TypeVar("T", bound=Teller)
 
 
 class Recorder:
@@ -57,6 +73,7 @@ class Recorder:
         self._begun: list[Callable[[], None]] = []
         self._adopted: list[Callable[[], None]] = []
         self._closing: list[Callable[[], None]] = []
+        self._tellers: dict[type[Teller], Teller] = {}
         self._closed: list[Callable[[], None]] = []
         os.register_at_fork(after_in_child=self._forget)
 
@@ -96,6 +113,17 @@ class Recorder:
     def on_adopt(self, action: Callable[[], None]) -> None:
         """Call `action()` on the thread that trains, each time that is found to be another one. It must not raise."""
         self._adopted.append(action)
+
+    def teller(self, kind: type[T], make: Callable[[], T]) -> T:
+        """The one teller of that kind, made when it is first asked for; it tells at the end of steps and of all."""
+        known = self._tellers.get(kind)
+        if isinstance(known, kind):
+            return known
+        teller = self._tellers[kind] = make()
+        self.step_ends.append(teller.step_ended)
+        self.on_closing(teller.close)
+        os.register_at_fork(after_in_child=teller.forget)
+        return teller
 
     def on_closing(self, action: Callable[[], None]) -> None:
         """Call `action()` before the recording is closed in good order, to tell what is left. It must not raise."""

@@ -14,15 +14,15 @@ and names beyond the bound.
 Cost: 0.3 µs for a number, 2 µs for a tensor on the CPU, 0.1 µs a step, 20 µs an event.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from time import monotonic_ns
 from typing import Any, Final
 
-import torch
-
 from trainspan.guard import warn_once
 from trainspan.record.device_copies import Copy, Device, cuda
 from trainspan.record.pace import Pace
+from trainspan.record.recorder import Recorder
 
 MOST_NAMES: Final = 128
 """Of values and counters together."""
@@ -123,7 +123,7 @@ class ScalarLog:
             self._dropped += 1
         elif type(value) in _NUMBERS:
             self._keep(name, float(value))
-        elif isinstance(value, torch.Tensor):
+        elif _is_tensor(value):
             self._put_tensor(name, value)
         elif getattr(value, "size", 1) == 1 and hasattr(value, "__float__"):  # a number of numpy's
             self._keep(name, float(value))
@@ -194,10 +194,15 @@ class ScalarLog:
         self._pace.told(now_ns, size_bytes)
 
 
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")  # a script without torch logs, too
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
 def _local_of(tensor: Any) -> Any:
     """`tensor` as a plain one, apart from its graph; None if this process alone cannot know what it holds."""
     if not hasattr(tensor, "__tensor_flatten__"):
-        with torch._C.DisableTorchFunctionSubclass():
+        with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
             return tensor.detach()
     placements = getattr(tensor, "placements", None)
     if placements and all(placement.is_replicate() for placement in placements):
@@ -205,22 +210,7 @@ def _local_of(tensor: Any) -> Any:
     return None
 
 
-logs: list[ScalarLog] = []
-"""Of this process: the one that has begun; none where no step can be seen."""
-
-
-def begin(tell: Callable[..., None], steps: Callable[[], int]) -> ScalarLog:
-    """The log of this process from now on."""
-    logs[:] = [ScalarLog(tell, steps, {"cuda": cuda()})]
-    return logs[0]
-
-
-def of_this_process() -> ScalarLog:
-    """The log that was begun.
-
-    Raises:
-        LookupError: there is none: no step can be seen in this torch.
-    """
-    if not logs:
-        raise LookupError("nothing is logged in this process")
-    return logs[0]
+def scalars_of(recorder: Recorder) -> ScalarLog:
+    """The log of this process, which its script and its framework share."""
+    marker = recorder.marker
+    return recorder.teller(ScalarLog, lambda: ScalarLog(recorder.event, marker.steps, {"cuda": cuda()}))

@@ -1,8 +1,7 @@
 """What the functions of the API do in a process that may train: they make scopes, and events."""
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from trainspan import names
 from trainspan.names import NamedPhase, Phase, named_phase
@@ -10,6 +9,7 @@ from trainspan.record.callbacks import Callbacks
 from trainspan.record.checkpoint_scope import CheckpointScope, tell_saved
 from trainspan.record.engine import Engine
 from trainspan.record.recorder import Recorder
+from trainspan.record.scalars import scalars_of
 from trainspan.record.scope import Scope
 from trainspan.record.scopes import (
     EvaluationScope,
@@ -19,11 +19,9 @@ from trainspan.record.scopes import (
     StepScope,
     TimedScope,
 )
+from trainspan.record.work import work_of
 from trainspan.role import Role
 from trainspan.sampling import SpanNames
-
-if TYPE_CHECKING:
-    from trainspan.record.scalars import ScalarLog
 
 CONFIGURED: Final = {
     "global_batch_size": names.GLOBAL_BATCH_SIZE,
@@ -57,6 +55,7 @@ class Surface:
     """
 
     def __init__(self, recorder: Recorder, role: str, is_traced: Callable[[], bool]):
+        self._recorder = recorder
         self.engine = Engine(recorder, is_traced, may_begin=role == Role.RANK)
         self.callbacks = Callbacks(self.engine)
         self._number_of = self.engine.phases.number_of
@@ -121,17 +120,17 @@ class Surface:
         values = self.engine.values_of(attributes, f"event({name!r})")
         self.engine.event("user_event", name=name, step=step, attributes=values)
 
-    def log(self, name: str | Mapping[str, Any], value: Any, step: int | None) -> None:
-        for scalars in _scalars():
-            scalars.log(name, value, step=step)
+    def log(self, values: Any, value: Any, step: Any) -> None:
+        scalars_of(self._recorder).log(values, value, step=step)
 
-    def counter(self, name: str, by: float) -> None:
-        for scalars in _scalars():
-            scalars.counter(name, by)
+    def counter(self, name: str, by: Any) -> None:
+        scalars_of(self._recorder).counter(name, by)
 
     def observe(self, name: str, callback: Callable[[], Any]) -> None:
-        for scalars in _scalars():
-            scalars.observe(name, callback)
+        scalars_of(self._recorder).observe(name, callback)
+
+    def processed(self, samples: Any, tokens: Any) -> None:
+        work_of(self._recorder).add(samples, tokens)
 
     def configure(self, told: Mapping[str, Any]) -> None:
         self.engine.safely(self._configure, told)
@@ -145,9 +144,3 @@ class Surface:
 
     def is_enabled(self, kind: str | None) -> bool:
         return kind is None or self._span_names.takes(str(kind))
-
-
-def _scalars() -> "Sequence[ScalarLog]":
-    """What is logged in this process; nothing before torch is imported, whose steps are when it is told."""
-    module = sys.modules.get("trainspan.record.scalars")
-    return () if module is None else module.logs

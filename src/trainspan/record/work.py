@@ -10,6 +10,7 @@ from typing import Final
 
 from trainspan.guard import warn_once
 from trainspan.record.pace import Pace
+from trainspan.record.recorder import Recorder
 
 _PORTION_BYTES: Final = 1 << 18
 _EVENT_BYTES: Final = 80
@@ -54,16 +55,6 @@ class WorkCount:
             self._tell("work", **self._totals)
 
 
-_counts: list[WorkCount] = []  # of this process: none while trainspan is off
-
-
-def begin(tell: Callable[..., None]) -> WorkCount:
-    """The count of this process, which `processed` adds to from now on."""
-    _counts[:] = [WorkCount(tell)]
-    return _counts[0]
-
-
-def processed(*, samples: int | None = None, tokens: int | None = None) -> None:
-    """Say how many samples or tokens were worked through, in place of what the shapes of batches tell. Never raises."""
-    for count in _counts:
-        count.add(samples, tokens)
+def work_of(recorder: Recorder) -> WorkCount:
+    """The count of this process."""
+    return recorder.teller(WorkCount, lambda: WorkCount(recorder.event))

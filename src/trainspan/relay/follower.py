@@ -282,7 +282,8 @@ class RankFollower:
         elif kind == "phase_name":
             self._take_phase_name(event)
         elif self.said.take(event):
-            if kind == "configured" and self.said.tags:
+            if kind == "configured":
+                self.throughput.configure(self.said.configured)
                 self._add_to_place(self.said.tags)
         else:
             self.device.take(event)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainspan import counter, log
+import trainspan
 
 
 class Texts(IterableDataset[dict[str, Tensor]]):
@@ -37,8 +37,8 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         steps += 1
-        log("loss", loss, step=1000 + steps)
-        counter("texts", 8)
+        trainspan.log("loss", loss, step=1000 + steps)
+        trainspan.counter("texts", 8)
     torch.save(model.state_dict(), file)
     print(f'{{"steps": {steps}}}', flush=True)
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from trainspan.record.work import processed
+import trainspan
 
 
 def pretend() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        processed(tokens=128)
+        trainspan.processed(tokens=128)
     trained_s = time.monotonic() - begun_s
     # One write, its end included: two ranks print at the same time.
     sys.stdout.write(json.dumps({"rank": int(os.environ.get("RANK", "0")), "trained_s": trained_s}) + "\n")

@@ -1,4 +1,4 @@
-"""In: what another library or a framework tells its subscribers. Out: the same as marks and events; one file each.
+"""In: a framework or another library, imported. Out: what only it knows, as events of the rank; one file each.
 
-Never: a thread, what the hooks of torch see already, anything that waits for a device or for another rank.
+Never: a thread, a second subscription for what a hook sees, anything that waits for a device or another rank.
 """

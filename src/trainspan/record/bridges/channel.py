@@ -8,7 +8,7 @@ from trainspan.record.checkpoints import Notes
 from trainspan.record.course import Course
 from trainspan.record.marker import Marker
 from trainspan.record.recorder import Recorder
-from trainspan.record.scalars import ScalarLog, of_this_process
+from trainspan.record.scalars import ScalarLog, scalars_of
 from trainspan.record.spans import SpanTeller
 from trainspan.recording.layout import SAMPLES_MAX
 
@@ -26,12 +26,11 @@ class Channel(NamedTuple):
     share_run: Callable[[], None]
 
 
-def open_channel(recorder: Recorder, notes: Notes) -> Channel:
+def open_channel(recorder: Recorder) -> Channel:
     """The channel of one framework into a recording."""
     marker = recorder.marker
     course = Course(recorder.event, marker.steps)
-    spans = SpanTeller(recorder.event, lambda: recorder.recording)
-    return Channel(marker, of_this_process(), course, notes, spans, recorder.share_run)
+    return Channel(marker, scalars_of(recorder), course, recorder.notes, recorder.spans, recorder.share_run)
 
 
 class Evaluation:

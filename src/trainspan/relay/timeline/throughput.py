@@ -3,8 +3,8 @@
 Samples and tokens are those of the batches, unless the user counts them: then the user's totals stand. FLOPs are, by
 the first of these that can be had:
 
-    tokens x TRAINSPAN_FLOPS_PER_TOKEN, or what the script has configured before its first step
-    samples x TRAINSPAN_FLOPS_PER_SAMPLE, likewise
+    tokens x TRAINSPAN_FLOPS_PER_TOKEN, or what `trainspan.configure` was told
+    samples x TRAINSPAN_FLOPS_PER_SAMPLE, the same
     what torch counted in one step (TRAINSPAN_COUNT_FLOPS), by its samples or, where they are not known, by steps
 
 MFU as in `trainspan goodput`: FLOPs of the newest steps over what the device could have done in their time.
@@ -26,7 +26,7 @@ _NS: Final = 1e-9
 
 
 class FlopsKnown(NamedTuple):
-    """What the settings or the script say. `peak_per_s`: of one device."""
+    """What the settings say. `peak_per_s`: of one device."""
 
     per_token: float | None = None
     per_sample: float | None = None
@@ -64,8 +64,15 @@ class Throughput:
         self._per_sample: float | None = None
         self._per_step: float | None = None
 
+    def configure(self, told: Mapping[str, Any]) -> None:
+        """Take over the FLOPs that the script itself has told; they stand in place of those of the settings."""
+        per_token, per_sample = (_flops_in(told, name) for name in (names.FLOPS_PER_TOKEN, names.FLOPS_PER_SAMPLE))
+        if per_token is not None or per_sample is not None:
+            self._known = FlopsKnown(per_token, per_sample, self._known.peak_per_s)
+            self._milestones.clear()
+
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take over an event `work`, `flops` or `configured`, read with distrust; of others nothing."""
+        """Take over an event `work` or `flops`, read with distrust; of others nothing."""
         if event["event"] == "work":
             for name in ("samples", "tokens"):
                 total = event.get(name)
@@ -76,12 +83,6 @@ class Throughput:
             if type(step) is int and type(flops) is int and 0 < flops < _MOST:
                 self._counted = step, float(flops)
                 self._settle()
-        elif event["event"] == "configured" and isinstance(event.get("values"), Mapping) and not self._steps:
-            told = (event["values"].get(name) for name in (names.FLOPS_PER_TOKEN, names.FLOPS_PER_SAMPLE))
-            per_token, per_sample = (value if _is_flops(value) else None for value in told)
-            self._known = self._known._replace(
-                per_token=per_token or self._known.per_token, per_sample=per_sample or self._known.per_sample
-            )
 
     def count(self, steps: Sequence[RankStep]) -> None:
         """Count completed steps, in order."""
@@ -140,5 +141,6 @@ class Throughput:
                 self._milestones.clear()
 
 
-def _is_flops(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _MOST
+def _flops_in(told: Mapping[str, Any], name: str) -> float | None:
+    value = told.get(name)
+    return float(value) if isinstance(value, int | float) and 0 < value < _MOST else None

@@ -1,0 +1,48 @@
+"""Follows frameworks once they are imported, and has FLOPs counted where that is wished."""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+
+from trainspan.guard import warn_once
+from trainspan.record.patches import Patches
+from trainspan.record.recorder import Recorder
+from trainspan.watch import watch
+
+_LAUNCHER = "strategies.launchers.subprocess_script"
+
+BRIDGES = {
+    "lightning.pytorch.trainer.trainer": "lightning",
+    "pytorch_lightning.trainer.trainer": "lightning",
+    f"lightning.fabric.{_LAUNCHER}": "lightning_launcher",
+    f"lightning.pytorch.{_LAUNCHER}": "lightning_launcher",
+    f"lightning_fabric.{_LAUNCHER}": "lightning_launcher",
+    f"pytorch_lightning.{_LAUNCHER}": "lightning_launcher",
+    "transformers.trainer": "transformers",
+    "accelerate.accelerator": "accelerate",
+    "torchtitan.observability.structured_logger.structured_logging": "torchtitan",
+}
+"""By the module that a framework's own class is in: a bridge must not be imported before its framework."""
+
+
+def count_flops(recorder: Recorder) -> None:
+    """Have torch count the FLOPs of one step, if that is wished."""
+    if recorder.settings.count_flops:
+        flops = import_module("trainspan.record.flop_count")
+        recorder.step_ends.append(flops.FlopCount(recorder.event, recorder.marker.steps).step_ended)
+
+
+def watch_frameworks(recorder: Recorder, patches: Patches) -> None:
+    """Follow each framework once it is imported."""
+
+    def follow(name: str, package: ModuleType) -> None:
+        try:
+            channel = import_module("trainspan.record.bridges.channel").open_channel(recorder)
+            import_module(f"trainspan.record.bridges.{name}").install(package, patches, channel)
+        except Exception as error:
+            version = getattr(sys.modules.get(package.__name__.partition(".")[0]), "__version__", "of unknown version")
+            what = f"{type(error).__name__}: {error}"
+            warn_once(f"bridge.{name}", f"{name} {version} is not followed ({what}); its steps are seen all the same")
+
+    for module, name in BRIDGES.items():
+        watch.add(module, lambda package, _, name=name: follow(name, package))  # type: ignore[misc]  # bound here
