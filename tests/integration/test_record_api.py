@@ -22,6 +22,13 @@ MISUSE = {
 """Scenarios of misuse, and how often each one does it."""
 
 
+SAID = {
+    "reentered": "trainspan: trainspan.phase('mine') is entered while the rank is in it; the inner one is ignored",
+    "nested": "trainspan: trainspan.training_loop() is inside another; the inner one is ignored",
+    "end_without_start": "trainspan: trainspan.on_step has ended and had not begun; the end is ignored",
+}
+
+
 def ran(scenario: str, state: Path, *arguments: str, **more: str) -> Run:
     """The scenario, recorded below `state`."""
     return start("spoken.py", scenario, *arguments, state=state, **more).ended()
@@ -143,6 +150,7 @@ def test_misuse_is_counted_said_once_and_never_raised(kind: str, tmp_path: Path)
     warned = {cause: count for cause, count in run.lines[-1]["warned"].items() if cause != "phases"}
     assert warned == {f"misuse.{kind}": MISUSE[kind]}
     assert run.stderr.count("trainspan: trainspan.") == 1
+    assert run.stderr.count(SAID.get(kind, "trainspan: trainspan.")) == 1
     if recording is not None:
         assert misuse_of(recording) == {kind: MISUSE[kind]}
         assert not recording.invalid

@@ -71,7 +71,7 @@ class Engine:
         self.is_traced = is_traced
         self.marker = recorder.marker
         self.misuse = Misuse(recorder.event)
-        self.phases = PhaseNumbers(self._tell_now, lambda: self.misuse.count("names", "phase"))
+        self.phases = PhaseNumbers(self._tell_now, lambda: self.misuse.count("names", "phase(…)"))
         self.spans = recorder.spans
         self.loops: dict[str, Any] = {}
         self.started: dict[str, Scope] = {}  # by the callbacks

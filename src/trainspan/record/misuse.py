@@ -39,10 +39,11 @@ class Misuse:
         self._told = dict.fromkeys(KINDS, 0)
 
     def count(self, kind: str, what: str) -> None:
-        """Count one more of a kind. `what`: the call, as `trainspan.phase("rollout")`."""
+        """Count one more of a kind. `what`: the call, as `step()`; or the name of a phase."""
         number = next(self._counters[kind])
         self._counts[kind] = number
-        warn_once(f"misuse.{kind}", KINDS[kind].format(what=f"trainspan.{what}"))
+        call = what if "(" in what or what.startswith("on_") else f"phase({what!r})"
+        warn_once(f"misuse.{kind}", KINDS[kind].format(what=f"trainspan.{call}"))
         if number & (number - 1) == 0:
             self._tell_one(kind)
 
