@@ -263,7 +263,8 @@ def _noted(call: Callable[..., Any], lifecycle: Lifecycle, note: Callable[[int, 
     is_compiling = torch.compiler.is_compiling
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        if lifecycle.over or is_compiling() or not lifecycle.begins():
+        # Asked first: what a compiler sees of us besides, it would guard on, and compile again when it changes.
+        if is_compiling() or lifecycle.over or not lifecycle.begins():
             return call(*args, **kwargs)
         start_ns = monotonic_ns()
         result = call(*args, **kwargs)
@@ -280,7 +281,7 @@ def _follow_loaders(patches: Patches, lifecycle: Lifecycle) -> None:
     iterate = vars(DataLoader)["__iter__"]
 
     def make_iterator(self: Any) -> Any:
-        if lifecycle.over or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or lifecycle.over:
             return iterate(self)
         start_ns = monotonic_ns()
         iterator = iterate(self)
