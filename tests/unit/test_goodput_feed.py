@@ -9,9 +9,10 @@ import pytest
 from tests.unit.goodput_facts import S, history_of, seconds
 from tests.unit.recordings import PROCESS_START_NS, opened, record_into
 from trainspan.names import Phase
+from trainspan.recording.layout import ENTER, RESUME
 from trainspan.recording.reader import RecordingReader
 from trainspan.relay.facts_of_run import SILENCE_NS, RunLedger
-from trainspan.relay.follower import RankFollower
+from trainspan.relay.follower import MOST_EARLY, RankFollower
 from trainspan.relay.goodput.account import Account
 from trainspan.relay.goodput.facts import Activity, Alive, Begun, Ended, Fact, Loaded, Saved, Step, StepRun
 from trainspan.relay.goodput.ledger import Reading, read
@@ -323,3 +324,52 @@ def test_account_keeps_checkpoints_apart() -> None:
         "checkpoint_save": 8,
         "shutdown": 12,
     }
+
+
+NAMED = {"ts": 0, "event": "phase_name", "number": 32, "name": "serve"}
+
+
+def served(times: int, start_ns: int, each_ns: int) -> MarkTape:
+    """A named phase, `times` times, with as long a pause after each."""
+    tape = MarkTape(start_ns)
+    for _ in range(times):
+        tape.mark(ENTER, 32)
+        tape.now_ns += each_ns
+        tape.mark(RESUME, Phase.OTHER)
+        tape.now_ns += each_ns
+    return tape
+
+
+def test_named_phase_before_the_first_step_is_a_state(rank: Rank, folder: Path) -> None:
+    """The engine and the live account must agree on what is no init."""
+    tape = served(2, 2 * S, 1_000_000)
+    tape.spend(Phase.FORWARD, 5_000_000)
+    tape.step(0)
+
+    rank.look(tape.words, NAMED, now_ns=6 * S)
+    rank.end(ProcessEnd(7 * S, "closed"))
+
+    facts = [fact for fact in told(rank, folder) if isinstance(fact, Activity) and fact.state == "custom.serve"]
+    assert [(fact.start_ns, fact.end_ns) for fact in facts] == [
+        (rank.unix_ns(2 * S), rank.unix_ns(2 * S + 1_000_000)),
+        (rank.unix_ns(2 * S + 2_000_000), rank.unix_ns(2 * S + 3_000_000)),
+    ]
+    states_ns = rank.follower.account.states()
+    assert states_ns["custom.serve"] == 2_000_000
+    assert sum(states_ns.values()) == rank.follower.account.elapsed_ns
+
+
+def test_process_that_only_serves_is_charged_as_it_goes(rank: Rank) -> None:
+    """It never makes a step: what is kept of the time before the first one must not grow for ever."""
+    start_ns = 2 * S
+    rank.look([], NAMED, now_ns=start_ns)
+
+    for _ in range(3):
+        tape = served(2 * MOST_EARLY, start_ns, 1000)
+        rank.look(tape.words, now_ns=tape.now_ns)
+        start_ns = tape.now_ns
+
+    states_ns = rank.follower.account.states()
+    assert states_ns["custom.serve"] == 3 * 2 * MOST_EARLY * 1000
+    assert sum(states_ns.values()) == rank.follower.account.elapsed_ns
+    assert len(rank.follower._early) <= MOST_EARLY
