@@ -178,7 +178,7 @@ def test_events_of_the_script_leave_room_for_checkpoints(tmp_path: Path) -> None
 
     told_of = Counter(event["event"] for event in recording.events)
     assert told_of["checkpoint"] == 1
-    assert told_of["global_step"] == 1000
+    assert told_of["progress"] == 1000
     assert 20_000 < told_of["user_event"] < 60_000
     assert in_good_order(recording)
 
@@ -205,7 +205,7 @@ def test_forked_child_that_trains_has_a_recording_of_its_own(tmp_path: Path) -> 
     assert run.exit_code == 0, run.stderr
     assert [phases_of(step) for step in of_child.steps] == [["custom.shared", "custom.own", "custom.shared"]] * 2
     assert [phases_of(step) for step in of_parent.steps] == [["custom.shared"]]
-    assert told(of_child, "global_step", "step", "number") == [(0, 0)]
+    assert told(of_child, "progress", "step", "global_step") == [(0, 0)]
     assert in_good_order(of_child)
     assert in_good_order(of_parent)
 
