@@ -99,9 +99,12 @@ def _check_attempt(spans: list[SpanSeen]) -> None:
     assert all(span.error is None for span in attempt)
     for process in (span for span in attempt if span.name == "training.process"):
         assert {**FACTS, "training.step.last": STEPS - 1}.items() <= process.attributes.items()
-    inits = {span.span: span for span in attempt if span.name == "training.init"}
+    # What outlasts the init, as the first step does, is below the process.
+    parents = {span.span: span for span in attempt if span.name in ("training.init", "training.process")}
     for span in (span for span in attempt if span.name.startswith("training.init.")):
-        assert span.attributes["training.rank"] == inits[span.parent].attributes["training.rank"]
+        parent = parents[span.parent]
+        assert span.attributes["training.rank"] == parent.attributes["training.rank"]
+        assert parent.start_ns <= span.start_ns <= span.end_ns <= parent.end_ns
 
 
 def _check_started(sink: OtlpSink) -> None:
