@@ -7,10 +7,11 @@ import pytest
 
 from tests.integration.recorded import Pair, in_good_order, phases_of, run_both
 
-SCENARIOS = ("lightning", "pytorch_lightning", "transformers", "accelerate")
+PACKAGES = ("lightning", "pytorch_lightning", "transformers", "accelerate")
+SCENARIOS = (*PACKAGES, "fabric")
 
 pytestmark = pytest.mark.skipif(
-    not all(map(find_spec, SCENARIOS)),
+    not all(map(find_spec, PACKAGES)),
     reason="not all frameworks are installed: would show that nothing about them changes, and what is heard of them",
 )
 
@@ -24,6 +25,7 @@ LIGHTNING = [FETCH, *BATCH, FETCH, *CLOSURE]
 LIGHTNING_VALIDATION = ["validation"] * 3
 HUGGING_FACE = [FETCH, FETCH, *BATCH, "forward", "backward", *END]
 ACCELERATE = [FETCH, *BATCH, FETCH, *BATCH, *END]
+FABRIC = [FETCH, *BATCH, FETCH, *BATCH, "optimizer"]
 # A loop of the user's own: two batches, of which the first and what lies before it are told apart by their forward.
 VALIDATION = [FETCH, FETCH, *["validation"] * 6]
 
@@ -51,8 +53,9 @@ PHASES = {
 }
 """Of each step. The second trainer of Hugging Face resumes after four steps."""
 PHASES["pytorch_lightning"] = PHASES["lightning"]
+PHASES["fabric"] = [[FETCH, *FABRIC], *[FABRIC] * 3]
 
-VALIDATIONS = {"lightning": 1, "pytorch_lightning": 1, "transformers": 2, "accelerate": 1}
+VALIDATIONS = {"lightning": 1, "pytorch_lightning": 1, "transformers": 2, "accelerate": 1, "fabric": 0}
 """Steps that hold a validation, each of two batches; another one follows the last step."""
 
 LAST_PHASES = {
@@ -61,6 +64,7 @@ LAST_PHASES = {
     "accelerate": [*VALIDATION, "checkpoint_save", "checkpoint_load"],
 }
 LAST_PHASES["pytorch_lightning"] = LAST_PHASES["lightning"]
+LAST_PHASES["fabric"] = [FETCH, "checkpoint_save", "checkpoint_load"]
 
 # Fetched ahead: a step has the batches that were there when its forward began.
 AHEAD = [12, 8, 8, 4]
@@ -69,6 +73,7 @@ SAMPLES = {
     "pytorch_lightning": [16] * 8,
     "transformers": AHEAD * 3,
     "accelerate": [24, 16, 16, 8] * 2,
+    "fabric": [16] * 4,
 }
 
 COURSE = {
@@ -76,6 +81,7 @@ COURSE = {
     "pytorch_lightning": [(0, 1, 0), (4, 5, 1)],
     "transformers": [(0, 1, 0), (4, 5, 1), (8, 5, 1)],
     "accelerate": [],
+    "fabric": [],
 }
 """From which step on, the global step, the epoch."""
 
@@ -84,7 +90,10 @@ SCALARS = {
     "pytorch_lightning": {"loss", "loss_step", "loss_epoch", "val_loss", "test_loss"},
     "transformers": {"loss", "learning_rate", "grad_norm", "epoch", "eval_loss", "train_loss"},
     "accelerate": {"loss", "val_loss"},
+    "fabric": {"loss"},
 }
+LAST_STEP = {"accelerate": 8, "fabric": 3}
+"""As the script calls it with what it logs."""
 
 RANKS = 2
 
@@ -160,12 +169,18 @@ def test_what_is_logged_is_told(frameworks: Pair, scenario: str) -> None:
     names = {name for event in events for name in event["values"]}
     assert names >= SCALARS[scenario]
     assert all(isinstance(value, float) for event in events for value in event["values"].values())
-    assert events[-1].get("global_step") == (8 if scenario == "accelerate" else None)
+    assert events[-1].get("global_step") == LAST_STEP.get(scenario)
 
 
 @pytest.mark.parametrize(
     ("scenario", "steps"),
-    [("lightning", [4, 8]), ("pytorch_lightning", [4, 8]), ("transformers", [4, 8, 12]), ("accelerate", [8])],
+    [
+        ("lightning", [4, 8]),
+        ("pytorch_lightning", [4, 8]),
+        ("transformers", [4, 8, 12]),
+        ("accelerate", [8]),
+        ("fabric", [4]),
+    ],
 )
 def test_checkpoint_is_one_whatever_its_files(frameworks: Pair, scenario: str, steps: list[int]) -> None:
     """Half a checkpoint is nothing to resume from; what is loaded is told by the name under which it was saved."""

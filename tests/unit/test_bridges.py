@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 
 from tests.unit.tapes import Tape, recording_marker
-from trainspan.record.bridges import accelerate, lightning, lightning_launcher, torchtitan, transformers
+from trainspan.record.bridges import (
+    accelerate,
+    lightning,
+    lightning_fabric,
+    lightning_launcher,
+    torchtitan,
+    transformers,
+)
 from trainspan.record.bridges.channel import Channel, Evaluation
 from trainspan.record.checkpoints import Notes
 from trainspan.record.course import Course
@@ -376,7 +383,39 @@ def test_evaluation_of_a_thread_that_does_not_train_is_nobodys(followed: Followe
     assert followed.tape.written() == []
 
 
-@pytest.mark.parametrize("bridge", [lightning, lightning_launcher, transformers, accelerate, torchtitan])
+class Fabric:
+    """As Lightning's."""
+
+    def log_dict(self, metrics: Any, step: int | None = None) -> tuple[Any, ...]:
+        return metrics, step
+
+    def log(self, name: str, value: Any, step: int | None = None) -> tuple[Any, ...]:
+        return self.log_dict(metrics={name: value}, step=step)
+
+    def save(self, path: str, state: Any) -> tuple[str, Any]:
+        return path, state
+
+
+def test_fabric_is_heard(followed: Followed) -> None:
+    """What it logs, with its step, and a checkpoint by the name of its file."""
+    module = ModuleType("fabric")
+    module.__dict__["Fabric"] = Fabric
+    lightning_fabric.install(module, followed.patches, followed.channel)
+    followed.step()
+
+    answers = Fabric().log("loss", 0.5, step=7), Fabric().save("runs/last.ckpt", {})
+    followed.channel.scalars.close()
+
+    save, scalars = followed.told
+    assert answers == (({"loss": 0.5}, 7), ("runs/last.ckpt", {}))
+    assert (save["kind"], save["ok"]) == ("save", True)
+    assert (scalars["values"], scalars["at_step"], scalars["global_step"]) == ({"loss": 0.5}, 0, 7)
+
+
+BRIDGES = [lightning, lightning_fabric, lightning_launcher, transformers, accelerate, torchtitan]
+
+
+@pytest.mark.parametrize("bridge", BRIDGES)
 def test_framework_of_another_shape_is_refused(followed: Followed, bridge: Any) -> None:
     """The bootstrap says so once; a bridge that does half of its work would be worse."""
     with pytest.raises(AttributeError):

@@ -14,6 +14,8 @@ _LAUNCHER = "strategies.launchers.subprocess_script"
 BRIDGES = {
     "lightning.pytorch.trainer.trainer": "lightning",
     "pytorch_lightning.trainer.trainer": "lightning",
+    "lightning.fabric.fabric": "lightning_fabric",
+    "lightning_fabric.fabric": "lightning_fabric",
     f"lightning.fabric.{_LAUNCHER}": "lightning_launcher",
     f"lightning.pytorch.{_LAUNCHER}": "lightning_launcher",
     f"lightning_fabric.{_LAUNCHER}": "lightning_launcher",

@@ -85,6 +85,27 @@ def lightning_ddp() -> None:
     train_with_lightning(import_module("lightning.pytorch"), "lightning_ddp", devices=2)
 
 
+def fabric() -> None:
+    """Four steps of two micro-batches of a loop of the user's own, and a checkpoint, which is loaded."""
+    package = import_module("lightning.fabric")
+    run = package.Fabric(accelerator="cpu", devices=1)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.1), nn.Linear(32, 1))
+    model, optimizer = run.setup(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    loader = run.setup_dataloaders(DataLoader(made_up(64), batch_size=8, shuffle=True))
+    for number, (inputs, targets) in enumerate(loader):
+        with run.no_backward_sync(model, enabled=number % 2 == 0):
+            loss = nn.functional.mse_loss(model(inputs + draw()), targets)
+            run.backward(loss)
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+            run.log("loss", loss, step=number // 2)
+    with tempfile.TemporaryDirectory() as folder:
+        run.save(f"{folder}/last.ckpt", {"model": model, "optimizer": optimizer})
+        run.load(f"{folder}/last.ckpt", {"model": model, "optimizer": optimizer})
+    report("fabric", model)
+
+
 def pytorch_lightning() -> None:
     """The same under its former name."""
     train_with_lightning(import_module("pytorch_lightning"), "pytorch_lightning")
@@ -183,6 +204,7 @@ def accelerate() -> None:
 SCENARIOS: dict[str, Callable[[], None]] = {
     "lightning": lightning,
     "lightning_ddp": lightning_ddp,
+    "fabric": fabric,
     "pytorch_lightning": pytorch_lightning,
     "transformers": transformers,
     "accelerate": accelerate,
