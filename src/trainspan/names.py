@@ -117,6 +117,7 @@ SPAN_INIT_OPTIMIZER = "training.init.optimizer"
 SPAN_INIT_DATA_LOADER = "training.init.data_loader"
 SPAN_INIT_FIRST_STEP = "training.init.first_step"
 SPAN_SEGMENT = "training.segment"
+SPAN_STALL = "training.stall"
 SPAN_COMPILE = "training.compile"
 SPAN_CHECKPOINT_SAVE = "training.checkpoint.save"
 SPAN_CHECKPOINT_LOAD = "training.checkpoint.load"
@@ -233,6 +234,7 @@ EVENT_STARTED = "training.started"
 EVENT_EXCEPTION = "training.exception"
 EVENT_DIED = "training.died"
 EVENT_OUT_OF_MEMORY = "training.out_of_memory"
+EVENT_STALLED = "training.stalled"
 EVENT_CONFIGURED = "training.configured"
 
 
@@ -257,6 +259,7 @@ SPANS = (
     Name(SPAN_COMPILE, "The compiler made one graph of torch.compile, or one anew."),
     Name(SPAN_VALIDATION, "A loop over validation data: as the script says, or of forward passes without gradients."),
     Name(SPAN_SEGMENT, "A stretch of up to 60 s of training, so that a long run shows while it runs."),
+    Name(SPAN_STALL, "A rank gave no sign for far longer than its steps take: it hung, or worked without torch."),
     Name(SPAN_CHECKPOINT_SAVE, "One save of a checkpoint: a call of the library, or its work in the background."),
     Name(SPAN_CHECKPOINT_LOAD, "One load of a checkpoint."),
     Name(SPAN_APPLICATION, "What the script says is its application, from begin to end."),
@@ -382,6 +385,7 @@ EVENTS = (
     Name(EVENT_DIED, "A process ended without closing its recording."),
     Name(EVENT_CONFIGURED, "The script has told of itself, with `trainspan.configure`."),
     Name(EVENT_OUT_OF_MEMORY, "An allocation on the device failed, whether the script went on or not."),
+    Name(EVENT_STALLED, "A rank gives no sign; its time is when that began, so the first of several comes first."),
 )
 """Names of log records."""
 
@@ -421,6 +425,13 @@ RESTARTS = Metric(
 )
 PROGRESS_STEP = Metric("training.progress.step", "gauge", "{step}", "Number of the last step completed.")
 LAST_STEP_AGE = Metric("training.last_step.age", "gauge", "s", "Time since the last step was completed.")
+STALL_AGE = Metric(
+    "training.stall.age",
+    "gauge",
+    "s",
+    "Time since a rank that is stalled gave its last sign, by the phase it is in; absent while it goes on.",
+    (PHASE,),
+)
 CHECKPOINT_DURATION = Metric(
     "training.checkpoint.duration",
     "histogram",
@@ -566,6 +577,7 @@ METRICS = (
     RESTARTS,
     PROGRESS_STEP,
     LAST_STEP_AGE,
+    STALL_AGE,
     CHECKPOINT_DURATION,
     CHECKPOINT_SIZE,
     STEPS_SKIPPED,

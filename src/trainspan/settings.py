@@ -26,6 +26,7 @@ class Settings:
     ring_marks: int | None
     spool_bytes: int
     exception_message: bool
+    stall_s: int
     device_share: float | None
     checkpoint_path: str
     carbon_g_per_kwh: float | None
@@ -227,6 +228,13 @@ VARIABLES = (
         "use 1 or 0",
         "Export the message of an uncaught exception too. Off, because messages can hold data and secrets.",
         _boolean,
+    ),
+    Variable(
+        "TRAINSPAN_STALL_S",
+        "60",
+        "use a number of seconds from 0",
+        "After how long without any sign, and ten usual steps, a rank is said to be stalled, with its phase; 0: never.",
+        _count,
     ),
     Variable(
         "TRAINSPAN_DEVICE_SHARE",

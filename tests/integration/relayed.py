@@ -62,7 +62,15 @@ def train(script: str, *arguments: str, state: Path, environ: Mapping[str, str],
 
 def train_with(*command: str, state: Path, environ: Mapping[str, str]) -> Ended:
     """Run `command` to its end; what it trains is recorded below `state`."""
-    everything = {
+    everything = training_environ(state, environ)
+    done = subprocess.run(command, env=everything, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return Ended(done.returncode, time.monotonic(), lines, done.stderr)
+
+
+def training_environ(state: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a training that is recorded below `state`, with `environ` in it."""
+    return {
         **os.environ,
         "TRAINSPAN_ENABLED": "1",
         "TRAINSPAN_DIR": str(state),
@@ -71,9 +79,6 @@ def train_with(*command: str, state: Path, environ: Mapping[str, str]) -> Ended:
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         **environ,
     }
-    done = subprocess.run(command, env=everything, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return Ended(done.returncode, time.monotonic(), lines, done.stderr)
 
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")

@@ -16,10 +16,13 @@ from trainspan.relay.live_history import LiveHistory
 from trainspan.relay.signals.aggregates import ExplicitAggregate, StepAggregates
 from trainspan.relay.signals.metrics import RankReading
 from trainspan.relay.tail import Sighting
+from trainspan.relay.timeline.rank_summary import Ending
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
+from trainspan.relay.timeline.stalls import Standing
 from trainspan.testing.builders import MarkTape
 
 BEGIN_NS = 5_000_000_000
+S = 1_000_000_000
 
 
 @pytest.fixture
@@ -198,3 +201,44 @@ def test_counters_and_facts_are_read_with_distrust(follower: RankFollower, tmp_p
     assert reading.compiled == {"compilations": 3}
     assert reading.reducer == {"backward_comm_ns": 5}
     assert (follower.facts, follower.started_ns) == ({"training.model.class": "Net"}, 7)
+
+
+def test_stall_is_told_when_it_is_one_and_has_a_span_when_it_is_over(follower: RankFollower) -> None:
+    """Nobody waits for the end of a hang to hear of it; afterwards the trace shows how long it was."""
+    tape = MarkTape(BEGIN_NS)
+    plain(tape, 0)
+    look(follower, tape.words)
+    stands_ns = tape.now_ns
+    follower.note_alive(stands_ns + 59 * S)
+    before = list(follower.stalled)
+
+    follower.note_alive(stands_ns + 61 * S)
+    follower.note_alive(stands_ns + 62 * S)
+    follower.note_standing()
+    tape = MarkTape(stands_ns + 70 * S)
+    plain(tape, 1)
+    look(follower, tape.words)
+
+    assert before == []
+    assert follower.stalled == [Standing(1, Phase.OTHER, stands_ns)]
+    assert follower.summary.ending == Ending("running", phase="other", step=1, still_ns=62 * S)
+    [span] = [told for told in follower.told if told.name == "training.stall"]
+    assert (span.start_ns, span.end_ns) == (stands_ns, stands_ns + 70 * S)
+    assert span.attributes == {"training.phase": "other", "training.step": 1}
+
+
+def test_stall_that_ends_the_process_reaches_to_its_end(follower: RankFollower, tmp_path: Path) -> None:
+    """A job that hung is killed: the hang must not go with it."""
+    tape = MarkTape(BEGIN_NS)
+    plain(tape, 0)
+    look(follower, tape.words)
+    follower.note_alive(tape.now_ns + 61 * S)
+    reading = follower.read_metrics(tape.now_ns + 61 * S, LiveHistory(tmp_path / "ledger"))
+
+    follower.finish(ProcessEnd(tape.now_ns + 90 * S, "died"))
+
+    assert reading is not None
+    assert reading.stalled_ns == {"other": 61 * S}
+    [span] = [told for told in follower.told if told.name == "training.stall"]
+    assert span.end_ns == tape.now_ns + 90 * S
+    assert follower.summary.ending.still_ns is None

@@ -201,6 +201,48 @@ def test_report_of_a_restarted_run_that_goes_on() -> None:
     assert text == RESTARTED_AND_RUNNING
 
 
+def test_report_of_a_hang_names_the_rank_that_the_others_wait_for() -> None:
+    """While it hangs there is one question: who, and in which phase; the first to stand is the answer."""
+    ranks = [
+        rank_of(rank, [PLAIN_MS] * 3, world_size=4, ending=Ending("running", phase=phase, step=3, still_ns=still_ns))
+        for rank, (phase, still_ns) in enumerate([("backward", 47 * S)] * 2 + [("data_wait", 48 * S), ("backward", S)])
+    ]
+
+    lines = text_of(run_of(*ranks), silent_s=1.0).splitlines()
+
+    assert lines[:3] == [
+        "rank 2 has given no sign for 48.0 s, in data_wait of step 3",
+        "ranks 0-1 have given no sign for 47.0 s, in backward of step 3",
+        "",
+    ]
+    column = lines.index("Ranks") + 2
+    states = ["stands in backward of step 3"] * 2 + ["stands in data_wait of step 3", "running"]
+    assert all(line.endswith(state) for line, state in zip(lines[column:], states, strict=False))
+
+
+def test_rank_behind_the_others_comes_first_however_short_it_stands() -> None:
+    """Who is a step behind has not yet come to where the others wait."""
+    behind = rank_of(1, [PLAIN_MS], world_size=2, ending=Ending("running", phase="forward", step=1, still_ns=20 * S))
+    ahead = rank_of(0, [PLAIN_MS], world_size=2, ending=Ending("running", phase="collective", step=2, still_ns=30 * S))
+
+    standstills = build_report(run_of(behind, ahead), Path("/runs/demo"), 1.0).standstills
+
+    assert [(one.step, one.ranks) for one in standstills] == [(1, (1,)), (2, (0,))]
+
+
+def test_long_step_is_no_standstill() -> None:
+    """A rank whose steps take 4 s stands still after 40 s, not after ten."""
+    long_ms = {Phase.FORWARD: 4000}
+    ranks = [
+        rank_of(rank, [long_ms], world_size=2, ending=Ending("running", phase="forward", step=1, still_ns=still_ns))
+        for rank, still_ns in enumerate((39 * S, 41 * S))
+    ]
+
+    (standstill,) = build_report(run_of(*ranks), Path("/runs/demo"), 1.0).standstills
+
+    assert standstill.ranks == (1,)
+
+
 def test_report_of_a_thousand_ranks_fits_a_screen() -> None:
     """Nobody reads a thousand rows; the rank that stands out must be on the first screen."""
     text = text_of(many_ranks(1000))

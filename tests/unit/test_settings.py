@@ -19,6 +19,7 @@ DEFAULTS = Settings(
     ring_marks=None,
     spool_bytes=256 << 20,
     exception_message=False,
+    stall_s=60,
     device_share=None,
     checkpoint_path="hash",
     carbon_g_per_kwh=None,

@@ -15,9 +15,11 @@ from trainspan.relay.signals.logs import (
     died_record,
     exception_record,
     out_of_memory_record,
+    stalled_record,
     started_record,
 )
 from trainspan.relay.timeline.records import ProcessEnd
+from trainspan.relay.timeline.stalls import Standing
 from trainspan.relay.timeline.told import Value
 from trainspan.testing.builders import rank_step
 
@@ -177,5 +179,20 @@ def test_training_that_has_started_says_what_it_trains() -> None:
         "severity": (SeverityNumber.INFO, "INFO"),
         "span": (trace_id_of("run-1", 0, "attempt"), process, 3),
         "attributes": {"training.rank": 1, **facts},
+        "resource": {"training.rank": 1},
+    }
+
+
+def test_a_stall_as_it_goes_on_the_wire() -> None:
+    """Its time is when the rank gave its last sign: of several records the first is of the likely cause."""
+    record = stalled_record(source_of(1), Standing(41, Phase.BACKWARD, 1500), UNIX_NS + 500 + 61_000_000_000)
+
+    assert shown(record) == {
+        "event_name": "training.stalled",
+        "body": "no sign for 61 s: in backward of step 41",
+        "times_ns": (500, 61_000_000_500),
+        "severity": (SeverityNumber.WARN, "WARN"),
+        "span": (trace_id_of("run-1", 0, "step", 41), span_id_of("run-1", 0, "step", 41, "rank", 1), 3),
+        "attributes": {"training.rank": 1, "training.step": 41, "training.phase": "backward"},
         "resource": {"training.rank": 1},
     }

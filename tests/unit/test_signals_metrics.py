@@ -152,6 +152,11 @@ def at_work(reading: RankReading) -> RankReading:
     )
 
 
+def stalled(reading: RankReading) -> RankReading:
+    """The same rank, which has given no sign for a minute."""
+    return reading._replace(stalled_ns={"backward": 61 * S})
+
+
 def values_of(metric: Metric) -> dict[tuple[str, ...], Any]:
     """Value by attribute values, for numbers; what else a point says is checked on the way."""
     values = {}
@@ -319,6 +324,15 @@ def test_a_rank_that_has_closed_has_no_age() -> None:
     assert "training.last_step.age" not in [metric.name for metric in metrics]
 
 
+def test_only_a_stalled_rank_has_an_age_of_its_stall() -> None:
+    """The alert that names a rank and its phase rings for whatever has this series."""
+    goes_on = rank_metrics(reading_of(aggregates=None), NOW)
+    stands = rank_metrics(stalled(reading_of(aggregates=None)), NOW)
+
+    assert "training.stall.age" not in [metric.name for metric in goes_on]
+    assert values_of({metric.name: metric for metric in stands}["training.stall.age"]) == {("backward",): 61.0}
+
+
 def test_what_a_rank_works_through_is_told_where_it_is_known() -> None:
     """A rank whose batches say nothing has no samples; none at all is not the same as zero."""
     silent = {metric.name for metric in rank_metrics(reading_of(aggregates=None), NOW)}
@@ -365,7 +379,7 @@ def test_a_nodes_metrics_are_the_relays_own_health() -> None:
 def test_every_declared_metric_is_sent_and_no_other(kind: type[ExplicitAggregate] | type[ExponentialAggregate]) -> None:
     """The table of names is the contract: with it agree name, unit, description, instrument and attributes."""
     shared = StepAggregates(kind)
-    rank = at_work(with_calls(with_checkpoints(on_a_device(reading_of(aggregates=shared)))))
+    rank = stalled(at_work(with_calls(with_checkpoints(on_a_device(reading_of(aggregates=shared))))))
 
     node = NodeReading(Resource({}), START, HEALTH, shared, {"failure": 2, "planned": 0}, gpus())
 

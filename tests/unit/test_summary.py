@@ -120,6 +120,7 @@ def test_a_summary_as_it_is_written() -> None:
                     "phase": None,
                     "step": None,
                     "cause": None,
+                    "still_ns": None,
                 },
             }
         ],

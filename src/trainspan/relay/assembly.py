@@ -26,6 +26,7 @@ from trainspan.relay.signals.logs import (
     died_record,
     exception_record,
     out_of_memory_record,
+    stalled_record,
     started_record,
     user_record,
 )
@@ -115,6 +116,9 @@ class Assembly:
             record = started_record(follower.source, follower.facts, follower.started_ns, observed_unix_ns)
             self._output.records.append(record)
             follower.started_ns = None
+        stalls = follower.stalled
+        self._output.records.extend(stalled_record(follower.source, stall, observed_unix_ns) for stall in stalls)
+        stalls.clear()
         self._tell_checkpoints(follower)
         self._tell_told(follower)
         events = follower.said.events

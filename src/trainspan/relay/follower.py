@@ -26,6 +26,7 @@ from trainspan.relay.timeline.rank_summary import RankSummary
 from trainspan.relay.timeline.records import Interval, ProcessEnd, RankStep, phase_times_of
 from trainspan.relay.timeline.scalars import Scalars
 from trainspan.relay.timeline.segments import Segment, Segments
+from trainspan.relay.timeline.stalls import Stalls, Standing
 from trainspan.relay.timeline.steps import RankTimeline
 from trainspan.relay.timeline.throughput import FlopsKnown, Throughput
 from trainspan.relay.timeline.told import Told, Value, attributes_of, told_of
@@ -74,6 +75,7 @@ class RankFollower:
         throughput: samples, tokens and FLOPs of its steps.
         progress: what its framework calls them.
         scalars: what it logs.
+        stalls: whether it gives signs; `stalled`: stalls that have begun, until somebody takes them.
     """
 
     def __init__(self, reader: RecordingReader, environ: Mapping[str, str], aggregates: StepAggregates, *, own: bool):
@@ -115,6 +117,8 @@ class RankFollower:
         self.throughput = Throughput(_flops_known(environ))
         self.progress = Progress()
         self.scalars = Scalars(identity.world_size)
+        self.stalls = Stalls(load(environ)[0].stall_s * 1_000_000_000)
+        self.stalled: list[Standing] = []
         self._largest_save_bytes: int | None = None
         self._environ = environ
         self._aggregates = aggregates
@@ -126,6 +130,8 @@ class RankFollower:
 
     def read(self, sighting: Sighting) -> list[RankStep]:
         """The steps that what was seen completes."""
+        if sighting.marks:
+            self._end_stall(sighting.marks[0])
         for event in sighting.events:
             self._take_event(event)
             for taker in (self.throughput, self.progress, self.scalars):
@@ -185,9 +191,23 @@ class RankFollower:
         # Marks arrive a look late: a stretch is over once nothing can come any more that ended in it.
         return over + (self.segments.advance(now_ns - _SETTLED_NS) if live else [])
 
+    def note_alive(self, now_ns: int) -> None:
+        """Take over that the process lives, and all it wrote has been taken; it may stand still."""
+        self.alive_ns = now_ns
+        standing = self.timeline.standing()
+        if standing is not None and self.stalls.begin(standing, now_ns, lambda: self.summary.step_s.quantile(0.5)):
+            self.stalled.append(standing)
+
+    def note_standing(self) -> None:
+        """Tell the summary where the rank stands, while it lives."""
+        standing = self.timeline.standing()
+        if standing is not None and self.alive_ns is not None and self.end is None:
+            self.summary.note_standing(standing, self.alive_ns)
+
     def finish(self, end: ProcessEnd) -> None:
         """Take over how the process ended; everything it wrote has been taken."""
         self.end = end
+        self._end_stall(end.at_ns)
         unfinished = self.timeline.end(end.at_ns)
         self._charge_early(end.at_ns)
         self.account.close(end, unfinished)
@@ -234,6 +254,7 @@ class RankFollower:
             self.throughput.work(),
             Position() if self.last_number is None else self.progress.of(self.last_number),
             self.scalars.logged(),
+            {stall.phase.wire: now_ns - stall.since_ns} if (stall := self.stalls.now) else {},
         )
 
     def part(self, step: RankStep, end: ProcessEnd | None) -> RankPart:
@@ -250,6 +271,12 @@ class RankFollower:
     def name_gpu(self, gpu: str) -> None:
         """Take over the id of the GPU it uses."""
         self.source = self.source._replace(gpu=gpu)
+
+    def _end_stall(self, at_ns: int) -> None:
+        stall = self.stalls.end()
+        if stall is not None:
+            attributes: dict[str, Value] = {names.PHASE: stall.phase.wire, names.STEP: stall.number}
+            self.told.append(Told(names.SPAN_STALL, stall.since_ns, max(at_ns, stall.since_ns), True, attributes, None))
 
     def _take_event(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]

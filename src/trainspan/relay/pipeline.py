@@ -113,7 +113,7 @@ class Pipeline:
         elif sighting.ended == "closed":
             self._finish(follower, _orderly_end(follower), now_ns)
         elif sighting.ended is None:
-            follower.alive_ns = now_ns
+            follower.note_alive(now_ns)
         else:
             self._dying.append(_Dying(follower, now_ns))
 
@@ -299,6 +299,7 @@ class Pipeline:
         for follower in self._followers.values():
             follower.summary.states_ns = follower.account.states()
             follower.summary.work = follower.throughput.work()
+            follower.note_standing()
         path = self._summary_path()
         spare = path.with_name(f".{path.name}.new")
         try:

@@ -87,6 +87,7 @@ def build_report(summary: Summary, folder: Path, silent_s: float | None) -> RunR
 
 def _rank_report(process: RankSummary) -> RankReport:
     states_s = {state: ns * _S_PER_NS for state, ns in process.states_ns.items()}
+    running = process.ending.how == "running"
     return RankReport(
         rank=process.identity.rank,
         attempt=process.identity.attempt,
@@ -102,8 +103,8 @@ def _rank_report(process: RankSummary) -> RankReport:
         marks_lost=process.marks_lost,
         ended=process.ending.how,
         ended_unix_s=None if process.ending.at_unix_ns is None else process.ending.at_unix_ns * _S_PER_NS,
-        ended_phase=process.ending.phase,
-        ended_step=process.ending.step,
+        ended_phase=None if running else process.ending.phase,
+        ended_step=None if running else process.ending.step,
         ended_cause=_printable(process.ending.cause) if process.ending.cause else None,
         energy_j=process.energy_j,
         energy_per_step_j=_energy_per_step_j(process),
@@ -113,6 +114,9 @@ def _rank_report(process: RankSummary) -> RankReport:
         tokens_per_s=_per_s(process.work.tokens, process),
         flops_per_s=_per_s(process.work.flops, process),
         mfu_ratio=process.work.mfu,
+        stands_in_phase=process.ending.phase if running else None,
+        stands_in_step=process.ending.step if running else None,
+        stands_s=None if process.ending.still_ns is None else process.ending.still_ns * _S_PER_NS,
     )
 
 

@@ -7,11 +7,16 @@ known. Fields are added, never renamed; a change of meaning makes a new `version
 """
 
 import dataclasses
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Final
 
 SCHEMA: Final = "trainspan.report"
 VERSION: Final = 1
+
+STILL_S: Final = 10.0
+STILL_STEPS: Final = 10
+"""A rank stands still when it has given no sign for so long, and for so many of its usual steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ class RankReport:
     `ended`: running, closed, exception or died; where and why, as far as it is known, for the last two.
     `elapsed_s` is what `states_s` adds up to. `mfu_ratio` is of its newest steps.
     `energy_j` is that of its GPU while it trained; `energy_per_step_j` what a step of usual length took of it.
+    `stands_s`: for how long a rank that runs had given no sign when it was last heard of, and where; null: it does not
+    run, or has begun no step.
     """
 
     rank: int
@@ -68,11 +75,20 @@ class RankReport:
     tokens_per_s: float | None = None
     flops_per_s: float | None = None
     mfu_ratio: float | None = None
+    stands_in_phase: str | None = None
+    stands_in_step: int | None = None
+    stands_s: float | None = None
 
     @property
     def failed(self) -> bool:
         """Whether it ended before its work was done."""
         return self.ended in {"died", "exception"}
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether it has given no sign for far longer than its steps take."""
+        usual_s = self.step.p50_s if self.step else 0.0
+        return self.stands_s is not None and self.stands_s > max(STILL_S, STILL_STEPS * usual_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +110,16 @@ class SlowStep:
     usual_s: float | None
     unusual: tuple[Unusual, ...]
     trace_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """Ranks that stand in the same phase of the same step; `longest_s`: for how long the first of them has."""
+
+    phase: str
+    step: int
+    longest_s: float
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +159,19 @@ class RunReport:
     def last_attempt(self) -> tuple[RankReport, ...]:
         """The ranks of the last attempt."""
         return tuple(rank for rank in self.ranks if rank.attempt == self.attempts[-1])
+
+    @property
+    def standstills(self) -> tuple[Standstill, ...]:
+        """The ranks that give no sign, the likely cause of the others first: who is behind, then who stood first."""
+        standing: dict[tuple[int, str], list[RankReport]] = defaultdict(list)
+        for rank in self.last_attempt:
+            if rank.stands_still and rank.stands_in_phase is not None and rank.stands_in_step is not None:
+                standing[rank.stands_in_step, rank.stands_in_phase].append(rank)
+        found = [
+            Standstill(phase, step, max(rank.stands_s or 0.0 for rank in ranks), tuple(rank.rank for rank in ranks))
+            for (step, phase), ranks in standing.items()
+        ]
+        return tuple(sorted(found, key=lambda one: (one.step, -one.longest_s)))
 
     @property
     def failures(self) -> tuple[RankReport, ...]:

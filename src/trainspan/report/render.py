@@ -36,7 +36,7 @@ def render(report: RunReport) -> RenderableType:
     """The whole report."""
     ranks = report.last_attempt
     few = len(ranks) <= RANKS_SHOWN
-    parts: list[RenderableType] = [*_failures(report), *_header(report)]
+    parts: list[RenderableType] = [*_failures(report), *_standstills(report), *_header(report)]
     if any(rank.steps for rank in ranks):
         parts += _section("Ranks", _rank_table(ranks, report.hosts) if few else _rank_spread(ranks))
         parts += _section("Phases", _phase_table(ranks) if few else _phase_spread(ranks))
@@ -60,8 +60,21 @@ def _failures(report: RunReport) -> Iterable[RenderableType]:
         yield Text()
 
 
+def _standstills(report: RunReport) -> Iterable[RenderableType]:
+    """Who gives no sign, and where: first who is likely the one that the others wait for."""
+    for still in report.standstills[:FAILURES_SHOWN]:
+        have = "has" if len(still.ranks) == 1 else "have"
+        where = f"in {still.phase} of step {still.step}"
+        what = f"{_ranks_text(still.ranks)} {have} given no sign for {duration(still.longest_s)}, {where}"
+        yield Text(what, style="bold yellow")
+    if report.standstills:
+        yield Text()
+
+
 def how_it_ended(rank: RankReport) -> str:
     """`ended in backward of step 41 (SIGKILL)`: how a process stands, or where and why it ended."""
+    if rank.stands_still:
+        return f"stands in {rank.stands_in_phase} of step {rank.stands_in_step}"
     if rank.ended == "running":
         return "running"
     if rank.ended == "closed":

@@ -1,4 +1,4 @@
-"""Log records of what goes badly: an uncaught exception, a death without a word, a device that is out of memory.
+"""Log records of what goes badly: an uncaught exception, a death without a word, a stall, a device out of memory.
 
 And of what the script says has happened.
 """
@@ -15,6 +15,7 @@ from trainspan import names
 from trainspan.relay.signals.attempts import process_context
 from trainspan.relay.signals.contexts import SCOPE, RankSource, step_context
 from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_of_end
+from trainspan.relay.timeline.stalls import Standing
 from trainspan.relay.timeline.told import Value
 from trainspan.relay.timeline.user_events import UserEvent
 
@@ -84,6 +85,22 @@ def out_of_memory_record(source: RankSource, event: Mapping[str, Any], observed_
     severity = SeverityNumber.ERROR
     body = f"the device was out of memory in {where}"
     return _record(names.EVENT_OUT_OF_MEMORY, body, source, event["ts"], observed_unix_ns, attributes, number, severity)
+
+
+def stalled_record(source: RankSource, stall: Standing, observed_unix_ns: int) -> ReadableLogRecord:
+    """The record of a rank that gives no sign.
+
+    Args:
+        source: the rank.
+        stall: where it stands, and since when.
+        observed_unix_ns: when that was long enough.
+    """
+    waited_s = (observed_unix_ns - source.unix_of(stall.since_ns)) / 1e9
+    body = f"no sign for {waited_s:.0f} s: in {stall.phase.wire} of step {stall.number}"
+    attributes = {names.PHASE: stall.phase.wire}
+    severity = SeverityNumber.WARN
+    at_ns, number = stall.since_ns, stall.number
+    return _record(names.EVENT_STALLED, body, source, at_ns, observed_unix_ns, attributes, number, severity)
 
 
 def started_record(

@@ -110,6 +110,7 @@ class RankReading(NamedTuple):
     `energy_j`: of its GPU while it trained, by phase; empty: not known.
     `carbon_g`: what that amounts to; None: no estimate is wished, or there is no energy.
     `work`: what its steps worked through; `position`: of the last, as its framework counts; `logged`: by the script.
+    `stalled_ns`: for how long it has given no sign, by the phase it stands in; empty: it is not stalled.
     """
 
     resource: Resource
@@ -132,6 +133,7 @@ class RankReading(NamedTuple):
     work: Work = Work()
     position: Position = Position()
     logged: Logged = Logged()
+    stalled_ns: Mapping[str, int] = {}
 
 
 class NodeReading(NamedTuple):
@@ -179,6 +181,7 @@ def rank_metrics(rank: RankReading, time_unix_ns: int) -> list[Metric]:
         *_numbers(names.STEP_DEVIATION, {None: rank.deviation_s}, span),
         *_numbers(names.PROGRESS_STEP, {None: rank.last_step}, span),
         *_numbers(names.LAST_STEP_AGE, {None: age_s}, span),
+        *_numbers(names.STALL_AGE, {phase: time_ns / NS_PER_S for phase, time_ns in rank.stalled_ns.items()}, span),
         *_numbers(names.CHECKPOINT_SIZE, {None: rank.checkpoint_bytes}, span),
         *_numbers(names.STEPS_SKIPPED, {None: rank.skipped}, span),
         *_compiled(rank.compiled, span),

@@ -10,6 +10,7 @@ from trainspan.names import AnyPhase, NamedPhase, Phase, named_phase, place_of
 from trainspan.relay.timeline.fields import field, optional, read_at
 from trainspan.relay.timeline.records import EndReason, ProcessEnd, RankStep, phase_of_end
 from trainspan.relay.timeline.sketch import Sketch
+from trainspan.relay.timeline.stalls import Standing
 from trainspan.relay.timeline.throughput import Work
 
 SLOWEST: Final = 10
@@ -53,13 +54,18 @@ class SlowStep(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a process stands, or ended. `phase` and `step` tell where, if it ended in a step before its work was done."""
+    """How a process stands, or ended.
+
+    `phase` and `step` tell where it stands, or ended before its work was done. `still_ns`: for how long it had stood
+    there when that was written; None once it has ended.
+    """
 
     how: Literal["running"] | EndReason
     at_unix_ns: int | None = None
     phase: str | None = None
     step: int | None = None
     cause: str | None = None
+    still_ns: int | None = None
 
     @classmethod
     def from_json(cls, written: Any) -> "Ending":
@@ -69,7 +75,8 @@ class Ending(NamedTuple):
             raise ValueError(f"how is {how[:80]!r}, not one of {', '.join(_HOW)}")
         at_unix_ns, step = (optional(written, name, int) for name in ("at_unix_ns", "step"))
         phase, cause = (optional(written, name, str) for name in ("phase", "cause"))
-        return cls(how, at_unix_ns, phase, step, cause)
+        still_ns = optional(written, "still_ns", int) if "still_ns" in written else None  # earlier versions wrote none
+        return cls(how, at_unix_ns, phase, step, cause, still_ns)
 
 
 class RankSummary:
@@ -152,6 +159,11 @@ class RankSummary:
             self.ending = Ending(end.reason, at_unix_ns, phase, unfinished.number, end.cause)
         else:
             self.ending = Ending(end.reason, at_unix_ns, cause=end.cause)
+
+    def note_standing(self, standing: Standing, now_ns: int) -> None:
+        """Take over where a process that lives stands at `now_ns`."""
+        still_ns = max(now_ns - standing.since_ns, 0)
+        self.ending = Ending("running", phase=standing.phase.wire, step=standing.number, still_ns=still_ns)
 
     def note_energy(self, joules: float, time_ns: int) -> None:
         """Take over energy of its GPU, drawn while it trained for `time_ns`."""

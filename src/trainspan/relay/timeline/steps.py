@@ -43,6 +43,7 @@ from trainspan.recording.layout import (
     WAIT,
 )
 from trainspan.relay.timeline.records import Interval, RankStep
+from trainspan.relay.timeline.stalls import Standing
 
 _CUSTOM: Final = range(CUSTOM_FIRST, CUSTOM_LAST + 1)
 _NUMBERS: Final = (*map(int, Phase), *_CUSTOM)
@@ -221,6 +222,12 @@ class RankTimeline:
             samples=samples,
             tokens=tokens,
         )
+
+    def standing(self) -> Standing | None:
+        """Where the rank is since its newest mark; None before the first step and after a lap."""
+        if self._start_ns is None or self.phase_now is None:
+            return None
+        return Standing(self._number, self.phase_now, self._since_ns)
 
     def _find_start(self, marks: Sequence[int]) -> int:
         """Index behind the mark with which a step begins, which is begun; the number of words if there is none."""
