@@ -50,6 +50,7 @@ Time account
   shutdown      1.00 s   8.9 %
   validation    700 ms   6.2 %
   data_wait     100 ms   0.9 %
+  as it was counted; of the job, with hindsight: trainspan goodput
 """
 
 TWO_RANKS_ONE_KILLED = """\
@@ -95,6 +96,7 @@ Time account
   init          3.00 s  26.3 %
   shutdown      1.00 s   8.8 %
   data_wait     548 ms   4.8 %
+  as it was counted; of the job, with hindsight: trainspan goodput
 """
 
 RESTARTED_AND_RUNNING = """\
@@ -131,6 +133,7 @@ Time account
   shutdown      1.00 s  23.1 %
   productive    321 ms   7.4 %
   data_wait    5.00 ms   0.1 %
+  as it was counted; of the job, with hindsight: trainspan goodput
 """
 
 

@@ -43,8 +43,10 @@ def render(report: RunReport) -> RenderableType:
         if not few:
             parts += _section("Ranks that stand out", _outlier_table(ranks))
         parts += _section("Slowest steps", _slow_step_table(report))
-    parts += _section("Time account", _account_table(report))
-    return Group(*parts)
+    account = _section("Time account", _account_table(report))
+    # Two numbers of one name ask for a word: this one is the counter's, which takes nothing back.
+    hint = Text("  as it was counted; of the job, with hindsight: trainspan goodput", style="dim")
+    return Group(*parts, *account, *([hint] if account else []))
 
 
 def _failures(report: RunReport) -> Iterable[RenderableType]:
