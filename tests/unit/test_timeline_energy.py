@@ -147,6 +147,32 @@ def test_an_old_card_is_measured_by_its_power() -> None:
     assert sum(charges["a"].joules.values()) == pytest.approx((178 + 201) / 2 * 10 + (201 + 154) / 2 * 10 + 1540)
 
 
+def test_a_counter_that_once_does_not_answer_costs_nothing() -> None:
+    """A driver that is busy refuses a call now and then: power must not stand in for a counter that goes on."""
+    gpu = GpuEnergy()
+    gpu.join("a")
+    gpu.add_steps("a", [step(n, n) for n in range(41)])
+    for at_s, counted_j in ((0, 50_000.0), (10, 56_500.0), (20, None), (30, 69_500.0), (40, 76_000.0)):
+        gpu.read(at_s * S, counted_j, 650)
+
+    charges = gpu.settle(41 * S)
+
+    assert sum(charges["a"].joules.values()) == pytest.approx(26_000)
+
+
+def test_a_counter_that_answers_late_is_no_energy_of_the_time_before() -> None:
+    """It counts from its own first reading; what was integrated until then is another number."""
+    gpu = GpuEnergy()
+    gpu.join("a")
+    gpu.add_steps("a", [step(n, n) for n in range(31)])
+    for at_s, counted_j in ((0, None), (10, None), (20, 90_000.0), (30, 96_500.0)):
+        gpu.read(at_s * S, counted_j, 650)
+
+    charges = gpu.settle(31 * S)
+
+    assert sum(charges["a"].joules.values()) == pytest.approx(13_000)
+
+
 def test_a_device_that_tells_neither_is_charged_to_nobody() -> None:
     """No energy known is not no energy."""
     gpu = GpuEnergy()

@@ -77,6 +77,7 @@ class GpuEnergy:
         self._ranks: dict[str, _Rank] = {}
         self._windows: deque[_Window] = deque()
         self._last: tuple[int, float] | None = None
+        self._has_counter = False
         self._last_power: tuple[int, float] | None = None
         self._integral_j = 0.0
 
@@ -102,12 +103,16 @@ class GpuEnergy:
     def read(self, at_ns: int, energy_j: float | None, power_w: float | None) -> None:
         """Take over a reading; a GPU without an energy counter is measured by its power, from reading to reading.
 
+        A counter that does not answer for once goes on counting: the window reaches to its next answer.
+
         Args:
             at_ns: when it was read.
             energy_j: drawn since some beginning; None: there is no counter.
             power_w: at that moment; None: not known.
         """
-        total_j = self._integrated(at_ns, power_w) if energy_j is None else energy_j
+        if energy_j is not None and not self._has_counter:
+            self._has_counter, self._last = True, None  # what was integrated until now is another number
+        total_j = energy_j if self._has_counter else self._integrated(at_ns, power_w)
         if total_j is None:
             return
         if self._last is None or total_j < self._last[1]:
