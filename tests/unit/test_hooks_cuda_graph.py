@@ -7,6 +7,7 @@ import pytest
 
 from tests.unit.tapes import Tape, recording_marker
 from trainspan.names import Phase
+from trainspan.record.captures import Captures
 from trainspan.record.hooks import cuda_graph as hook
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
@@ -15,7 +16,11 @@ from trainspan.record.patches import Patches
 class Graph:
     """As torch.cuda.CUDAGraph. What is captured runs at once here, and nothing when it is replayed."""
 
+    refuses = False
+
     def capture_begin(self, pool: object = None) -> None:
+        if self.refuses:
+            raise RuntimeError("operation not permitted when stream is capturing")
         self.pool = pool
 
     def capture_end(self) -> None:
@@ -27,11 +32,12 @@ class Graph:
 
 
 class Watched(NamedTuple):
-    """The marker, its tape, and the steps after which the end of a step was told."""
+    """The marker, its tape, the steps after which the end of a step was told, and the captures under way."""
 
     marker: Marker
     tape: Tape
     ended: list[int]
+    captures: Captures
 
 
 @pytest.fixture
@@ -40,8 +46,9 @@ def watched() -> Iterator[Watched]:
     marker, tape = recording_marker()
     ended: list[int] = []
     patches = Patches()
-    hook.install(marker, patches, Graph, [lambda: ended.append(marker.steps())])
-    yield Watched(marker, tape, ended)
+    captures = Captures()
+    hook.install(marker, patches, Graph, [lambda: ended.append(marker.steps())], captures)
+    yield Watched(marker, tape, ended, captures)
     patches.undo()
 
 
@@ -96,3 +103,38 @@ def test_failed_replay_is_marked_and_passes_through(watched: Watched) -> None:
         Graph().replay()
 
     assert watched.tape.written() == ["enter graph_replay", "abort other"]
+
+
+def test_a_graph_captured_anew_is_what_it_holds_now(watched: Watched) -> None:
+    """Who resets a graph that held a step and captures an evaluation with it takes no more steps by its replays."""
+    graph = captured(lambda: watched.marker.step(watched.marker.enter(Phase.OPTIMIZER)))
+    graph.capture_begin()
+    graph.capture_end()
+
+    graph.replay()
+
+    assert watched.ended == []
+
+
+def test_a_capture_is_known_while_it_is_under_way(watched: Watched) -> None:
+    """Other threads must ask the device for nothing then, and their own stream does not tell them."""
+    seen = []
+    captured(lambda: seen.append(watched.captures.under_way()))
+
+    assert (seen, watched.captures.under_way()) == ([True], False)
+
+
+def test_a_capture_that_fails_or_is_dropped_is_not_under_way(watched: Watched) -> None:
+    """A script that goes on without graphs would get no device times any more."""
+    refused = Graph()
+    refused.refuses = True
+    with pytest.raises(RuntimeError, match="not permitted"):
+        refused.capture_begin()
+    after_refusal = watched.captures.under_way()
+
+    dropped = Graph()
+    dropped.capture_begin()
+    during = watched.captures.under_way()
+    del dropped
+
+    assert (after_refusal, during, watched.captures.under_way()) == (False, True, False)

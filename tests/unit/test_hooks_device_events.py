@@ -5,11 +5,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.unit.devices import FakeStream
+from tests.unit.devices import Gpu
 from tests.unit.tapes import Tape, recording_marker
 from trainspan.names import Phase
 from trainspan.record.hooks import device_events as hook
 from trainspan.record.marker import Marker
+from trainspan.testing.fake_cuda import FakeStream
 
 
 class Timed(NamedTuple):
@@ -17,30 +18,28 @@ class Timed(NamedTuple):
 
     marker: Marker
     tape: Tape
-    stream: FakeStream
+    gpu: Gpu
     told: list[dict[str, Any]]
-    step_ended: Callable[[], None]
+    steps: hook.DeviceSteps
 
     def step(self, forward_ms: float = 2.0, optimizer_ms: float = 1.0) -> None:
         """One step of training; the first mark is made at once."""
         outer = self.marker.enter(Phase.FORWARD)
-        self.stream.now_ms += forward_ms
+        self.gpu.at_ms += forward_ms
         self.marker.resume(outer)
         outer = self.marker.enter(Phase.OPTIMIZER)
-        self.stream.now_ms += optimizer_ms
+        self.gpu.at_ms += optimizer_ms
         self.marker.step(outer)
-        self.step_ended()
+        self.steps.step_ended()
 
 
 def loop(takes: Callable[[int], bool] = lambda _: True) -> Timed:
     """A loop whose steps are timed where `takes` says so."""
     marker, tape = recording_marker()
-    stream = FakeStream()
+    gpu = Gpu()
     told: list[dict[str, Any]] = []
-    step_ended = hook.install(
-        marker, stream.device(), takes, lambda name, **fields: told.append({"event": name, **fields})
-    )
-    return Timed(marker, tape, stream, told, step_ended)
+    steps = hook.DeviceSteps(marker, gpu.device(), takes, lambda name, **fields: told.append({"event": name, **fields}))
+    return Timed(marker, tape, gpu, told, steps)
 
 
 def test_phases_of_a_taken_step_are_timed_between_its_marks() -> None:
@@ -60,7 +59,7 @@ def test_phases_of_a_taken_step_are_timed_between_its_marks() -> None:
 def test_device_that_is_behind_is_asked_and_not_waited_for() -> None:
     """Law 1: no synchronization; a launch runs many steps ahead of the device."""
     timed = loop(lambda number: number == 1)
-    timed.stream.behind_ms = 7.0
+    timed.gpu.current.behind_ms = 7.0
 
     counts = []
     for _ in range(5):
@@ -69,7 +68,7 @@ def test_device_that_is_behind_is_asked_and_not_waited_for() -> None:
 
     assert counts == [0, 0, 0, 0, 1]
     assert timed.told[0]["offsets_ns"] == [0, 0, 2_000_000, 2_000_000, 3_000_000]
-    assert timed.stream.queries == 4
+    assert timed.gpu.queries == 4
 
 
 def test_events_are_used_again() -> None:
@@ -80,28 +79,136 @@ def test_events_are_used_again() -> None:
         timed.step()
 
     assert len(timed.told) == 39
-    assert len(timed.stream.events) == 5
+    assert len(timed.gpu.events) == 5
 
 
-def test_device_far_behind_costs_the_oldest_step() -> None:
-    """What waits has a bound; what is dropped is told."""
+def test_device_far_behind_is_given_no_more_steps() -> None:
+    """What waits has a bound, and what is dropped is told. Dropped at its other end, no step would ever be timed."""
     timed = loop()
-    timed.stream.behind_ms = 1e9
+    timed.gpu.current.behind_ms = 100.0
 
-    for _ in range(hook.MOST_BEHIND + 2):
+    for _ in range(hook.MOST_BEHIND + 30):
         timed.step()
 
-    assert timed.told == [{"event": "device_dropped", "step": 1, "reason": "behind"}]
+    dropped = [told["step"] for told in timed.told if told["event"] == "device_dropped"]
+    assert [told["reason"] for told in timed.told if "reason" in told] == ["behind"] * len(dropped)
+    assert dropped[0] == hook.MOST_BEHIND + 1
+    # The device is 34 steps behind, and still gets to the first ones.
+    assert [told["step"] for told in timed.told if told["event"] == "device_step"] == [1, 2, 3]
+    assert len(timed.gpu.events) <= (hook.MOST_BEHIND + 1) * 5
+
+
+def test_a_phase_on_another_stream_is_timed_where_its_step_is() -> None:
+    """Prefetchers call the loader within a stream of their own, which is idle while the step's has work for seconds."""
+    timed = loop(lambda number: number == 1)
+    timed.gpu.current.behind_ms = 50.0
+    timed.step()
+    usual = timed.gpu.current
+
+    timed.gpu.current = FakeStream()
+    timed.marker.resume(timed.marker.enter(Phase.DATA_WAIT))
+    timed.gpu.current = usual
+    timed.step()
+    timed.gpu.at_ms += 100
+    timed.step()
+
+    [told] = timed.told
+    assert told["offsets_ns"] == [0, 0, 0, 0, 2_000_000, 2_000_000, 3_000_000]
+
+
+def test_a_script_that_turns_to_another_device_is_timed_there() -> None:
+    """An event belongs to the device it was recorded on first: one of the old ones would be refused."""
+    timed = loop()
+    for _ in range(3):
+        timed.step()
+
+    timed.gpu.current = FakeStream(device_index=1)
+    for _ in range(3):
+        timed.step()
+
+    assert [(told["step"], told["event"]) for told in timed.told] == [(n, "device_step") for n in range(1, 6)]
+
+
+def test_nothing_is_asked_while_another_thread_captures() -> None:
+    """On the thread that trains the current stream captures nothing then; a question invalidates the capture."""
+    timed = loop()
+    timed.step()
+    timed.gpu.captures = True
+
+    timed.step()
+    timed.gpu.captures = False
+    timed.step()
+    timed.step()
+
+    assert timed.gpu.queries == 1
+    assert [(told["step"], told["event"]) for told in timed.told] == [
+        *((1, "device_dropped"), (2, "device_dropped"), (3, "device_step"))
+    ]
+
+
+def test_the_last_steps_are_told_at_the_end() -> None:
+    """There is no later step in which to ask; who has waited for the device before the end gets all of them."""
+    timed = loop()
+    timed.gpu.current.behind_ms = 4.0
+    for _ in range(5):
+        timed.step()
+    before = len(timed.told)
+
+    timed.gpu.at_ms += 4
+    timed.steps.close()
+
+    assert (before, [told["step"] for told in timed.told]) == (2, [1, 2, 3, 4])
+
+
+def test_the_end_waits_for_no_device() -> None:
+    """A process that ends must end."""
+    timed = loop()
+    timed.gpu.current.behind_ms = 1e9
+    for _ in range(3):
+        timed.step()
+
+    timed.steps.close()
+
+    assert timed.told == []
+
+
+def test_a_fork_asks_nothing_of_its_parents_device() -> None:
+    """It inherits the events, and torch says that it uses no device."""
+    timed = loop()
+    timed.gpu.current.behind_ms = 4.0
+    for _ in range(3):
+        timed.step()
+    asked = timed.gpu.queries
+    timed.gpu.ready = False
+
+    timed.steps.close()
+
+    assert (timed.gpu.queries, timed.told) == (asked, [])
+
+
+def test_a_step_that_an_exception_leaves_in_the_middle_goes_on() -> None:
+    """A script that skips a bad batch: the marks of both halves have their events."""
+    timed = loop(lambda number: number == 1)
+    timed.step()
+    outer = timed.marker.enter(Phase.FORWARD)
+    timed.gpu.at_ms += 5
+    timed.marker.abort(outer)
+
+    timed.step()
+    timed.step()
+
+    [told] = timed.told
+    assert told["offsets_ns"] == [0, 0, 5_000_000, 5_000_000, 7_000_000, 7_000_000, 8_000_000]
 
 
 def test_step_with_a_capture_in_it_is_not_timed() -> None:
     """An event within a graph has no time, and a question while it is captured would invalidate it."""
     timed = loop()
     timed.step()
-    timed.stream.capturing = True
+    timed.gpu.capturing = True
 
     timed.step()
-    timed.stream.capturing = False
+    timed.gpu.capturing = False
     timed.step()
     timed.step()
 
@@ -122,30 +229,31 @@ def test_step_of_very_many_marks_is_given_up() -> None:
     timed.step()
 
     assert timed.told == [{"event": "device_dropped", "step": 1, "reason": "long"}]
-    assert len(timed.stream.events) == hook.MOST_MARKS + 1
+    assert len(timed.gpu.events) == hook.MOST_MARKS + 1
 
 
 def test_nothing_is_asked_of_a_device_that_is_not_used() -> None:
     """Also in a fork of a process that used it: torch then says that it is not."""
     timed = loop()
-    timed.stream.ready = False
+    timed.gpu.ready = False
 
     for _ in range(3):
         timed.step()
 
-    assert (timed.stream.events, timed.stream.queries, timed.told) == ([], 0, [])
+    assert (timed.gpu.events, timed.gpu.queries, timed.told) == ([], 0, [])
 
 
 def test_failing_device_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """A sticky error of CUDA is the script's to see, at its own next call; ours must not be the one that raises."""
     timed = loop()
     timed.step()
-    timed.stream.broken = True
+    timed.gpu.broken = True
 
     timed.step()
-    timed.stream.broken = False
+    timed.gpu.broken = False
     timed.step()
 
-    assert timed.told == []
-    assert timed.stream.queries == 0
+    # Nobody is to wait for it any more.
+    assert timed.told == [{"event": "device_events", "from_step": 1, "share": 0.0}]
+    assert timed.gpu.queries == 0
     assert "no more device times (RuntimeError: CUDA error: an illegal" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from trainspan import settings
 from trainspan.guard import warn_once
 from trainspan.identity import is_launched, trace_id_of
 from trainspan.record import frameworks, launched, step_hooks, untraced
-from trainspan.record.marker import Marker, make_marker
+from trainspan.record.marker import make_marker
 from trainspan.record.patches import Patches
 from trainspan.record.recorder import Recorder
 from trainspan.role import Role
@@ -107,12 +107,13 @@ def _place_optimizer(hook: ModuleType, recorder: Recorder, patches: Patches) -> 
     _install_hook("forward", place_forward)
     stepping = hook.install(recorder.marker, patches, recorder.claim, step_ends)
     step_hooks.place(recorder, patches, stepping, searches[0] if searches else None, step_ends, _install_hook)
-    _install_hook("cuda_graph", partial(_place_cuda_graph, recorder.marker, patches, step_ends))
+    _install_hook("cuda_graph", partial(_place_cuda_graph, recorder, patches, step_ends))
     _install_hook("device", partial(_await_device, recorder, step_ends))
 
 
-def _place_cuda_graph(marker: Marker, patches: Patches, step_ends: list[Callable[[], None]]) -> None:
-    _hook("cuda_graph").install(marker, patches, sys.modules["torch"].cuda.CUDAGraph, step_ends)
+def _place_cuda_graph(recorder: Recorder, patches: Patches, step_ends: list[Callable[[], None]]) -> None:
+    graph = sys.modules["torch"].cuda.CUDAGraph
+    _hook("cuda_graph").install(recorder.marker, patches, graph, step_ends, recorder.captures)
 
 
 def _await_device(recorder: Recorder, step_ends: list[Callable[[], None]]) -> None:
@@ -135,7 +136,10 @@ def _await_device(recorder: Recorder, step_ends: list[Callable[[], None]]) -> No
         if takes is not None:
             share = recorder.settings.device_share
             recorder.event("device_events", from_step=recorder.marker.steps() + 1, share=share)
-            step_ends.append(events.install(recorder.marker, events.cuda(), takes, recorder.event))
+            device = events.cuda(recorder.captures.under_way)
+            steps = events.DeviceSteps(recorder.marker, device, takes, recorder.event)
+            step_ends.append(steps.step_ended)
+            recorder.on_closing(steps.close)
 
     sys.modules["torch"].cuda._lazy_call(place_device)
 

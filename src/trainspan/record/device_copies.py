@@ -47,6 +47,6 @@ class _CudaCopy:
         return float(self._number.item())
 
 
-def cuda() -> Device:
-    """CUDA's and ROCm's devices."""
-    return Device(_CudaCopy, lambda: bool(sys.modules["torch"].cuda.is_current_stream_capturing()))
+def cuda(captures: Callable[[], bool]) -> Device:
+    """CUDA's and ROCm's devices; `captures()`: whether a graph is being captured on any thread."""
+    return Device(_CudaCopy, lambda: captures() or bool(sys.modules["torch"].cuda.is_current_stream_capturing()))

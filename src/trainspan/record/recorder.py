@@ -16,6 +16,7 @@ from trainspan.errors import RecordingRefused
 from trainspan.guard import warn_once
 from trainspan.identity import Identity, identify, new_run_id
 from trainspan.placement import place_of
+from trainspan.record.captures import Captures
 from trainspan.record.checkpoints import Notes
 from trainspan.record.marker import Marker
 from trainspan.record.spans import SpanTeller
@@ -54,6 +55,7 @@ class Recorder:
         identity: of what is or was recorded; None before that, and in a forked child.
         left_by_exception: whether an exception nobody caught is ending this process.
         step_ends: each is called after every step of training.
+        captures: of CUDA graphs, while they are under way.
         notes: what is told of checkpoints; `spans`: of other stretches of time.
     """
 
@@ -63,6 +65,7 @@ class Recorder:
         self.identity: Identity | None = None
         self.left_by_exception = False
         self.step_ends: list[Callable[[], None]] = []
+        self.captures = Captures()
         self.spans = SpanTeller(self.event, lambda: self.recording)
         self.notes = Notes(marker, self.event, lambda: self.recording, settings.checkpoint_path)
         self._writer: RecordingWriter | None = None

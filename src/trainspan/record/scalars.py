@@ -212,5 +212,5 @@ def _local_of(tensor: Any) -> Any:
 
 def scalars_of(recorder: Recorder) -> ScalarLog:
     """The log of this process, which its script and its framework share."""
-    marker = recorder.marker
-    return recorder.teller(ScalarLog, lambda: ScalarLog(recorder.event, marker.steps, {"cuda": cuda()}))
+    devices = {"cuda": cuda(recorder.captures.under_way)}
+    return recorder.teller(ScalarLog, lambda: ScalarLog(recorder.event, recorder.marker.steps, devices))

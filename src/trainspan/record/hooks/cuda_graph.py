@@ -10,20 +10,24 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from trainspan.names import Phase
+from trainspan.record.captures import Captures
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
 
 _GRAPH_REPLAY = int(Phase.GRAPH_REPLAY)
 
 
-def install(marker: Marker, patches: Patches, graph: type, step_ends: Iterable[Callable[[], None]]) -> None:
-    """Mark every replay.
+def install(
+    marker: Marker, patches: Patches, graph: type, step_ends: Iterable[Callable[[], None]], captures: Captures
+) -> None:
+    """Mark every replay, and note every capture.
 
     Args:
         marker: where the marks go.
         patches: remembers the originals.
         graph: the class, `torch.cuda.CUDAGraph`.
         step_ends: each is called after every step of training.
+        captures: told when one begins and ends.
 
     Raises:
         KeyError: this torch has no such method in Python; replays then show as `other`.
@@ -36,10 +40,19 @@ def install(marker: Marker, patches: Patches, graph: type, step_ends: Iterable[C
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal steps_before
         steps_before = marker.steps()
-        return begin(self, *args, **kwargs)
+        holders.discard(self)  # it may have been captured before, around something else
+        captures.begin(self)
+        try:
+            return begin(self, *args, **kwargs)
+        except BaseException:
+            captures.end(self)
+            raise
 
     def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = end(self, *args, **kwargs)
+        try:
+            result = end(self, *args, **kwargs)
+        finally:
+            captures.end(self)
         if marker.steps() > steps_before:
             holders.add(self)
         return result

@@ -1,18 +1,20 @@
 """Device time of the phases, without a synchronization: pooled events at the boundaries of sampled steps.
 
-On a step that gets a trace whatever comes of it, each mark is accompanied by an event on the current stream. At the
-end of a later step, the training thread asks whether the last of them has been reached; only then the times between
-them are read, and appended to the event log as one of:
+On a step that gets a trace whatever comes of it, each mark is accompanied by an event on the stream that was current
+when the step began. At the end of a later step, and once more at the end of the process, it is asked whether the last
+of them has been reached; only then the times between them are read, and appended to the event log as one of:
 
-    device_events   from_step: the first that may be timed; share: of the steps that are; null: those with a trace
+    device_events   from_step: the first that may be timed; share: of the steps that are; null: those with a trace;
+                    0: no more
     device_step     step; times_ns: of the step's marks, on the host; offsets_ns: when the device reached the
                     beginning of the step and then each of them, counted from the former
-    device_dropped  step; reason: `capture` a graph was being captured, `long` too many marks, `behind` the device was
-                    too many timed steps behind
+    device_dropped  step; reason: `capture` a graph was being captured, `long` too many marks, `behind` the device had
+                    too many timed steps before it
 
-Nothing ever waits for the device, and nothing is asked of it while a graph is being captured: a query then would
-invalidate the capture. Work on other streams (communication, copies) is seen as far as the current one waits for it.
-ROCm's torch calls its events by the same names.
+Nothing ever waits for the device, and nothing is asked of it while a graph is being captured, on whichever thread: a
+query then would invalidate the capture. Work on other streams (communication, copies) is seen as far as the step's own
+waits for it; a script that fetches its batches within another one gets no event there, where the device would reach it
+out of turn. ROCm's torch calls its events by the same names.
 
 Cost on a step that is not timed: 5 µs where CUDA is in use, 0.1 µs where it is not. On a timed one, an event a mark.
 """
@@ -35,11 +37,19 @@ MOST_MARKS: Final = 512
 _NS_PER_MS: Final = 1e6
 
 
-class Event(Protocol):
-    """An event of torch, made with `enable_timing`."""
+class Stream(Protocol):
+    """A stream of torch."""
 
-    def record(self) -> Any:
-        """Ask the device to note when it gets here."""
+    @property
+    def device_index(self) -> int:
+        """Number of its device."""
+
+
+class Event(Protocol):
+    """An event of torch, made with `enable_timing`. It belongs to the device on which it was recorded first."""
+
+    def record(self, stream: Any) -> Any:
+        """Ask the device to note when it gets here on `stream`."""
 
     def query(self) -> bool:
         """Whether it got here."""
@@ -49,9 +59,13 @@ class Event(Protocol):
 
 
 class Device(NamedTuple):
-    """What is asked of a device. `is_ready()`: whether the user has begun to use it."""
+    """What is asked of the devices of one kind. `is_ready()`: whether the user has begun to use one.
+
+    `stream()`: the current one. `is_capturing()`: whether a graph is being captured.
+    """
 
     is_ready: Callable[[], bool]
+    stream: Callable[[], Stream]
     make_event: Callable[[], Event]
     is_capturing: Callable[[], bool]
 
@@ -60,35 +74,27 @@ class _Timed(NamedTuple):
     """A step with its events: the first at its beginning, then one for each of its marks."""
 
     number: int
+    stream: Stream
     times_ns: list[int]
     events: list[Event]
 
 
-def cuda() -> Device:
-    """The device behind `torch.cuda`, which is never initialized from here."""
+def cuda(captures: Callable[[], bool]) -> Device:
+    """The device behind `torch.cuda`, which is never initialized from here.
+
+    Args:
+        captures: whether a graph is being captured on any thread, as far as the hooks have seen it begin.
+    """
     return Device(
         torch.cuda.is_initialized,
+        torch.cuda.current_stream,
         lambda: torch.cuda.Event(enable_timing=True),
-        torch.cuda.is_current_stream_capturing,
+        lambda: captures() or torch.cuda.is_current_stream_capturing(),
     )
 
 
-def install(
-    marker: Marker, device: Device, takes: Callable[[int], bool], tell: Callable[..., None]
-) -> Callable[[], None]:
-    """What is to be called at the end of every step of training.
-
-    Args:
-        marker: of the recording.
-        device: that the training uses, if it does.
-        takes: whether the step of this number is timed.
-        tell: `tell("device_step", **fields)` appends an event.
-    """
-    return _Steps(marker, device, takes, DeviceClock(device, tell)).step_ended
-
-
 class DeviceClock:
-    """Times steps by events. All of it runs on the training thread."""
+    """Times steps by events. All of it runs on the training thread, but for the last `poll`."""
 
     def __init__(self, device: Device, tell: Callable[..., None]):
         self._device = device
@@ -96,11 +102,20 @@ class DeviceClock:
         self._now: _Timed | None = None
         self._pending: deque[_Timed] = deque()
         self._pool: list[Event] = []
+        self._pool_of: int | None = None  # number of the device
 
-    def begin(self, number: int) -> None:
-        """Begin to time step `number`."""
-        self._now = _Timed(number, [], [])
-        self._record(self._now)
+    def begin(self, number: int) -> bool:
+        """Begin to time step `number`; False: it cannot be timed."""
+        if len(self._pending) == MOST_BEHIND:
+            # Not the oldest, which the device is closest to: one that stays behind would never finish any.
+            self._tell("device_dropped", step=number, reason="behind")
+            return False
+        stream = self._device.stream()
+        if stream.device_index != self._pool_of:
+            self._pool_of = stream.device_index
+            self._pool.clear()
+        self._now = _Timed(number, stream, [], [])
+        return self._record(self._now)
 
     def mark(self, time_ns: int) -> None:
         """Note that a mark was made at `time_ns`."""
@@ -118,8 +133,6 @@ class DeviceClock:
             return
         self._pending.append(self._now)
         self._now = None
-        if len(self._pending) > MOST_BEHIND:
-            self._abandon(self._pending.popleft(), "behind")
 
     def poll(self) -> None:
         """Tell of the timed steps that the device is through with."""
@@ -130,11 +143,11 @@ class DeviceClock:
             self._pending.popleft()
             first = timed.events[0]
             offsets_ns = [0, *(round(first.elapsed_time(event) * _NS_PER_MS) for event in timed.events[1:])]
-            self._pool += timed.events
+            self._release(timed)
             self._tell("device_step", step=timed.number, times_ns=timed.times_ns, offsets_ns=offsets_ns)
 
     def forget(self) -> None:
-        """Let go of everything that is waiting: this process is a fork, and the device is its parent's."""
+        """Let go of everything that is waiting."""
         self._now = None
         self._pending.clear()
         self._pool.clear()
@@ -144,33 +157,55 @@ class DeviceClock:
             self._abandon(timed, "capture")
             return False
         event = self._pool.pop() if self._pool else self._device.make_event()
-        event.record()
+        event.record(timed.stream)
         timed.events.append(event)
         return True
 
     def _abandon(self, timed: _Timed, reason: str) -> None:
-        if timed is self._now:
-            self._now = None
-        self._pool += timed.events
+        self._now = None
+        self._release(timed)
         self._tell("device_dropped", step=timed.number, reason=reason)
 
+    def _release(self, timed: _Timed) -> None:
+        if timed.stream.device_index == self._pool_of:
+            self._pool += timed.events
 
-class _Steps:
-    """Decides which steps are timed, and steps aside for good when the device fails."""
 
-    def __init__(self, marker: Marker, device: Device, takes: Callable[[int], bool], clock: DeviceClock):
+class DeviceSteps:
+    """Decides which steps are timed, and steps aside for good when the device fails.
+
+    Args:
+        marker: of the recording.
+        device: that the training uses, if it does.
+        takes: whether the step of this number is timed.
+        tell: `tell("device_step", **fields)` appends an event.
+    """
+
+    def __init__(self, marker: Marker, device: Device, takes: Callable[[int], bool], tell: Callable[..., None]):
         self._marker = marker
         self._is_ready = device.is_ready
         self._takes = takes
-        self._clock = clock
+        self._tell = tell
+        self._clock = DeviceClock(device, tell)
         self._timing = False
         self._failed = False
 
     def step_ended(self) -> None:
+        """To be called at the end of every step of training."""
         if self._failed or not self._is_ready():
             return
         try:
             self._turn()
+        except Exception as error:
+            self._step_aside(error)
+
+    def close(self) -> None:
+        """Tell of the steps that the device is through with: there will be no other time, and no waiting."""
+        # In a fork of a process that used a device torch says that none is ready.
+        if self._failed or not self._is_ready():
+            return
+        try:
+            self._clock.poll()
         except Exception as error:
             self._step_aside(error)
 
@@ -181,9 +216,8 @@ class _Steps:
             self._marker.watch(None)
             clock.end()
         clock.poll()
-        if self._takes(number):
+        if self._takes(number) and clock.begin(number):
             self._timing = True
-            clock.begin(number)
             self._marker.watch(self._mark)
 
     def _mark(self, time_ns: int) -> None:
@@ -197,4 +231,6 @@ class _Steps:
         self._failed = True
         self._marker.watch(None)
         self._clock.forget()
+        # So that no trace waits for the device any more.
+        self._tell("device_events", from_step=self._marker.steps(), share=0.0)
         warn_once("device", f"no more device times ({type(error).__name__}: {error}); those of the host go on")
