@@ -1,6 +1,7 @@
 # Sourced by the other scripts: makes `.venv` in the repository, and keeps it as pyproject.toml has it.
 #
 #   prepare_environment demo|test|check   afterwards `python` and the commands of the environment come first in PATH
+#   borrow_environment                    the same without pip or a network, where the interpreter has torch
 #
 # demo: trainspan and torch. test: and what the tests need. check: what the checks need; torch is not among it.
 # PYTHON, when set, names the interpreter to start from; otherwise it is the python3 in PATH, or a newer one beside it.
@@ -17,7 +18,7 @@ prepare_environment() {
   local group=$1 stamp key
   stamp=$ENVIRONMENT/.prepared-$group
   key=$(_environment_key)
-  if [ ! -x "$ENVIRONMENT/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; then
+  if ! is_prepared "$group"; then
     mkdir -p "$ROOT/.cache"
     # One at a time: two scripts may have been started together.
     (
@@ -25,6 +26,28 @@ prepare_environment() {
       _make_environment && _install "$group" && printf '%s\n' "$key" >"$stamp"
     ) 9>"$ROOT/.cache/environment.lock" || return 1
   fi
+  export VIRTUAL_ENV=$ENVIRONMENT PATH=$ENVIRONMENT/bin:$PATH
+}
+
+is_prepared() {
+  [ -x "$ENVIRONMENT/bin/python" ] && [ "$(cat "$ENVIRONMENT/.prepared-$1" 2>/dev/null)" = "$(_environment_key)" ]
+}
+
+# In `.cache/borrowed`: the packages of the interpreter, this checkout, and its start-up hook.
+borrow_environment() {
+  local base here
+  base=$(_base_python) || return 1
+  (cd / && "$base" -c "$TORCH_IS_THERE") || return 1
+  mkdir -p "$ROOT/.cache"
+  ENVIRONMENT=$ROOT/.cache/borrowed
+  rm -rf "$ENVIRONMENT"
+  "$base" -m venv --without-pip --system-site-packages "$ENVIRONMENT" || return 1
+  "$ENVIRONMENT/bin/python" -c "$TORCH_IS_THERE" || _borrow_packages "$base"
+  here=$("$ENVIRONMENT/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  # Read in this order: the hook needs the checkout.
+  printf '%s\n' "$ROOT/src" >"$here/_trainspan.pth"
+  cp "$ROOT/src/trainspan.pth" "$here/trainspan.pth"
+  say "using $base and what it has"
   export VIRTUAL_ENV=$ENVIRONMENT PATH=$ENVIRONMENT/bin:$PATH
 }
 

@@ -3,8 +3,10 @@
 steps N         take N steps
 seconds S       train for S seconds; the answer has the raw energy counter after the first step and the last
 profile N       take 5 steps, then N under torch's profiler; the answer has what the device did in each phase
-syncs N         the same; the answer has how often the host waited for the device
+syncs N         the same, logging each loss; the answer has how often the host waited for the device
 serve           take as many steps as each line of standard input says; an answer each
+
+The device `pretended` is the CPU, on a torch that says it uses a GPU.
 """
 
 import argparse
@@ -14,6 +16,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +25,18 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+import trainspan
+
 WARM_UP = 5
+STEPS_AHEAD = 4
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+WAITS = (
+    *("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cudaMemcpy2D"),
+    *("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"),
+)
+MODES = {"compiled": None, "overhead": "reduce-overhead"}
+"""Of torch.compile; the latter replays CUDA graphs in forward and backward."""
 
 
 class Model(nn.Module):
@@ -44,24 +56,36 @@ class Trainer:
     """Takes steps: as they are, compiled, or as the replay of a CUDA graph."""
 
     def __init__(self, options: argparse.Namespace):
-        small = options.size == "small"
         self.device = torch.device(options.device)
-        width, layers, batch, length = (64, 2, 4, 16) if small else (1024, 12, 16, 512)
+        self.log = trainspan.log if options.task == "syncs" else None
+        width, layers, batch, length = (64, 2, 4, 16) if options.size == "small" else (1024, 12, 16, 512)
         self.model = Model(width, layers).to(self.device, torch.bfloat16)
-        self.run_model = torch.compile(self.model) if options.how == "compiled" else self.model
+        compiles = options.how in MODES
+        # Graphs are a launch each: the host would be hundreds of steps ahead of the device.
+        self.runs_ahead = options.how in {"graph", "overhead"}
+        self.run_model = torch.compile(self.model, mode=MODES[options.how]) if compiles else self.model
         capturable = {"capturable": True} if options.how == "graph" else {}
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, **capturable)
         self.tokens = torch.randn(batch, length, width, device=self.device, dtype=torch.bfloat16)
-        self.graph = self._captured() if options.how == "graph" else None
         self.steps = 0
+        self.graph = self._captured() if options.how == "graph" else None
 
     def step(self) -> None:
         """One step of training."""
         self.steps += 1
-        if self.graph is not None:
-            self.graph.replay()
-        else:
+        if self.graph is None:
             self._step()
+            return
+        with record_function("ts_graph_replay"):
+            self.graph.replay()
+
+    def take(self, count: int) -> None:
+        """That many steps, and wait for their end."""
+        for number in range(1, count + 1):
+            self.step()
+            if self.runs_ahead and number % STEPS_AHEAD == 0:
+                self.wait()
+        self.wait()
 
     def wait(self) -> None:
         """Until the device is through."""
@@ -76,9 +100,12 @@ class Trainer:
         with record_function("ts_optimizer"):
             self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.log is not None:
+            self.log("loss", loss)
 
     def _captured(self) -> Any:
         aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(3):
                 self._step()
@@ -94,13 +121,20 @@ def answer(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
 
+def take_steps(trainer: Trainer, count: int) -> None:
+    """Take steps, and say how many graphs the compiler has made."""
+    trainer.take(count)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] if trainer.run_model is not trainer.model else 0
+    answer(steps=trainer.steps, graphs=graphs)
+
+
 def train_for(trainer: Trainer, seconds: float) -> None:
     """Train, and say what the driver's own counter says of the time from the first step's end to the last's."""
     import pynvml
 
     pynvml.nvmlInit()
-    uuid = f"GPU-{torch.cuda.get_device_properties(trainer.device).uuid}"
-    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
+    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") if uuid else pynvml.nvmlDeviceGetHandleByIndex(0)
     trainer.step()
     trainer.wait()
     begun_s, before_mj = time.monotonic(), pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
@@ -111,20 +145,32 @@ def train_for(trainer: Trainer, seconds: float) -> None:
             trainer.wait()
     trainer.wait()
     drawn_j = (pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) - before_mj) / 1000
-    answer(uuid=uuid, steps=trainer.steps, seconds=time.monotonic() - begun_s, drawn_j=drawn_j)
+    told = pynvml.nvmlDeviceGetUUID(handle)
+    answer(uuid=told, steps=trainer.steps, seconds=time.monotonic() - begun_s, drawn_j=drawn_j)
 
 
 def under_profiler(trainer: Trainer, steps: int) -> Any:
     """What torch's profiler saw of that many steps."""
-    for _ in range(WARM_UP):
-        trainer.step()
-    trainer.wait()
+    trainer.take(WARM_UP)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (trainer.device.type == "cuda")
     with profile(activities=activities) as seen:
-        for _ in range(steps):
-            trainer.step()
-        trainer.wait()
+        trainer.take(steps)
     return seen
+
+
+def profile_steps(trainer: Trainer, steps: int) -> None:
+    """Say what the device did in each phase of that many steps."""
+    first = trainer.steps + WARM_UP
+    if trainer.graph is not None:
+        first += 4  # three to warm up, and the captured one
+    events = events_of(under_profiler(trainer, steps))
+    answer(first=first, steps=steps, stretches=phases_on_device(events, first))
+
+
+def count_waits(trainer: Trainer, steps: int) -> None:
+    """Say how often the host waited for the device, by the call."""
+    seen = under_profiler(trainer, steps)
+    answer(waits=dict(Counter(event.name for event in seen.events() if event.name in WAITS)))
 
 
 def events_of(seen: Any) -> list[dict[str, Any]]:
@@ -136,67 +182,67 @@ def events_of(seen: Any) -> list[dict[str, Any]]:
     return events
 
 
-def phases_on_device(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each of our annotations, in order: its phase, and how long the device took for what was launched in it.
+def phases_on_device(events: list[dict[str, Any]], first: int) -> list[dict[str, Any]]:
+    """For each of our annotations, in order: its phase and step, and how long the device took for what it launched.
 
     From the first to the last piece of work. By the time of its launch: backward launches from a thread of its own,
-    while the one with the annotation waits for it.
+    while the one with the annotation waits for it. A CPU's work is what it was asked for.
+
+    Args:
+        events: all that the profiler saw.
+        first: number of the first step in it.
     """
     marks = [e for e in events if e.get("cat") == "user_annotation" and e["name"].startswith("ts_")]
     launched = {
         e["args"]["correlation"]: e["ts"] for e in events if e.get("cat") in LAUNCHES and "correlation" in e["args"]
     }
     work = [(launched.get(e["args"].get("correlation")), e) for e in events if e.get("cat") in WORK]
+    if not launched:
+        work = [(e["ts"], e) for e in events if e.get("cat") == "cpu_op"]
+    seen: Counter[str] = Counter()
     stretches = []
     for mark in sorted(marks, key=lambda event: event["ts"]):
+        step = first + seen[mark["name"]]
+        seen[mark["name"]] += 1
         own = [e for at, e in work if at is not None and mark["ts"] <= at <= mark["ts"] + mark["dur"]]
         if own:
             took_us = max(e["ts"] + e["dur"] for e in own) - min(e["ts"] for e in own)
-            stretches.append({"phase": mark["name"][3:], "us": took_us})
+            stretches.append({"phase": mark["name"][3:], "step": step, "us": took_us})
     return stretches
 
 
-def waits(seen: Any) -> dict[str, int]:
-    """How often the host waited for the device, by the call."""
-    return dict(Counter(event.name for event in seen.events() if event.name in WAITS))
-
-
-def serve(trainer: Trainer) -> None:
+def serve(trainer: Trainer, _: int) -> None:
     """Take steps on command."""
     for line in sys.stdin:
         begun_s = time.perf_counter()
-        for _ in range(int(line)):
-            trainer.step()
-        trainer.wait()
+        trainer.take(int(line))
         answer(seconds=time.perf_counter() - begun_s)
+
+
+TASKS: dict[str, Callable[[Trainer, Any], None]] = {
+    "steps": take_steps,
+    "seconds": train_for,
+    "profile": profile_steps,
+    "syncs": count_waits,
+    "serve": serve,
+}
 
 
 def main() -> None:
     """Do what the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("task", choices=("steps", "seconds", "profile", "syncs", "serve"))
+    parser.add_argument("task", choices=TASKS)
     parser.add_argument("amount", type=float, nargs="?", default=0)
-    parser.add_argument("--how", choices=("plain", "compiled", "graph"), default="plain")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--how", choices=("plain", "graph", *MODES), default="plain")
+    parser.add_argument("--device", choices=("cuda", "cpu", "pretended"), default="cuda")
     parser.add_argument("--size", choices=("small", "real"), default="real")
     options = parser.parse_args()
     torch.manual_seed(0)
-    trainer = Trainer(options)
-    count = int(options.amount)
-    if options.task == "steps":
-        for _ in range(count):
-            trainer.step()
-        trainer.wait()
-        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] if options.how == "compiled" else 0
-        answer(steps=trainer.steps, graphs=graphs)
-    elif options.task == "seconds":
-        train_for(trainer, options.amount)
-    elif options.task == "profile":
-        answer(first=WARM_UP, steps=count, stretches=phases_on_device(events_of(under_profiler(trainer, count))))
-    elif options.task == "syncs":
-        answer(waits=waits(under_profiler(trainer, count)))
-    else:
-        serve(trainer)
+    if options.device == "pretended":
+        import_module("pretended_gpu").pretend()
+        torch.set_num_threads(1)
+        options.device = "cpu"
+    TASKS[options.task](Trainer(options), options.amount if options.task == "seconds" else int(options.amount))
 
 
 if __name__ == "__main__":

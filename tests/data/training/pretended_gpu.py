@@ -1,6 +1,6 @@
 """Trains on the CPU for a while, on a torch that says it uses a GPU. Arguments: SECONDS STEP_S.
 
-The last line is how long it trained.
+The time of that GPU is the host's: it gets to an event at once. The last line is how long it trained.
 """
 
 import gc
@@ -14,14 +14,19 @@ import torch
 from torch import nn
 
 import trainspan
+from trainspan.testing.fake_cuda import FakeCuda
 
 
 def pretend() -> None:
     """What torch says once a device is in use: the one of this process's local rank, of an older kind of torch."""
+    fake = FakeCuda()
     torch.cuda.is_initialized = lambda: True
     torch.cuda.current_device = lambda: int(os.environ.get("LOCAL_RANK", "0"))
     torch.cuda.get_device_properties = lambda _: SimpleNamespace(name="NVIDIA H100 80GB HBM3")
     torch.cuda.memory_stats = dict
+    torch.cuda.current_stream = lambda: fake.current
+    torch.cuda.is_current_stream_capturing = lambda: fake.capturing
+    torch.cuda.Event = fake.make_event
     for call, _ in torch.cuda._queued_calls:
         if "trainspan" in call.__module__:
             call()
