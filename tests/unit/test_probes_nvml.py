@@ -166,6 +166,36 @@ def test_a_lost_gpu_that_is_back_is_read_again() -> None:
     assert list(readings[-1].values())[1].energy_j == 61 * 648
 
 
+def test_a_lost_gpu_that_is_not_even_listed_any_more_has_still_failed() -> None:
+    """A driver that is opened anew may count without it, and give its number to the next one."""
+    host = Host("falls_off_bus")
+    sound, lost = host.look(0)
+    host.look(13)
+    host.nvml._devices = host.nvml._devices[:1]
+
+    readings = host.look(61)
+
+    assert list(readings) == [sound, lost]
+    assert value_of(readings[lost], "hw.status", "failed") == 1
+    assert value_of(readings[sound], "hw.status", "ok") == 1
+    assert [cause for cause, _ in host.said] == [f"nvml.lost.{lost.id}"] * 2  # `warn_once` says it once
+
+
+def test_mig_instances_that_are_made_anew_take_the_place_of_the_old() -> None:
+    """An administrator divides a GPU between two jobs of a relay that stays; an instance has no hardware to fail."""
+    host = Host("mig")
+    host.look(0)
+    gone = host.nvml._devices[0].instances.pop()
+    host.nvml._machine["devices"][0]["whole"] = None
+    host.nvml._fails = lambda _: ERRORS["UNINITIALIZED"] if host.seconds == 5 else None
+
+    host.look(5)
+    readings = host.look(66)
+
+    assert gone.recorded["uuid"] not in {gpu.id for gpu in readings}
+    assert len(readings) == 3
+
+
 def test_a_reloaded_driver_does_not_turn_the_energy_back() -> None:
     """Its counter begins anew; a counter on the wire must not, or a rate becomes nonsense."""
     host = Host("h100x8")

@@ -8,7 +8,7 @@ Cost: see `scripts/bench gpu_probe`; 14 calls a device.
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final
@@ -119,16 +119,21 @@ class NvmlProbe:
         known, self._devices = self._devices, {}
         driver = _text(nvml.nvmlSystemGetDriverVersion())
         for index in range(nvml.nvmlDeviceGetCount()):
-            before = [device for device in known.values() if device.gpu.number == index]
             try:
                 found = list(self._found(nvml.nvmlDeviceGetHandleByIndex(index), index, driver))
+                self._devices.update({device.gpu.id: device for device in found})
             except nvml.NVMLError as error:
                 self._why = str(error)
                 self._complain(f"nvml.gpu.{index}", f"GPU {index} cannot be read ({error}); the others are")
-                # One that was there and is lost goes on to be told of.
-                found = [_Device(device.gpu, None, [], device.unsupported) for device in before]
-            self._devices.update({device.gpu.id: device for device in found})
+        self._keep_lost(known.values())
         self._listen()
+
+    def _keep_lost(self, known: Iterable[_Device]) -> None:
+        """One that was there goes on to be told of, as failed: not answering, or not listed any more."""
+        for device in known:
+            if device.gpu.parent is None and device.gpu.id not in self._devices:
+                self._devices[device.gpu.id] = _Device(device.gpu, None, [], device.unsupported)
+                self._complain(f"nvml.lost.{device.gpu.id}", f"GPU {device.gpu.number} ({device.gpu.id}) is not there")
 
     def _found(self, handle: Any, index: int, driver: str) -> Iterator[_Device]:
         """The device and its MIG instances."""
