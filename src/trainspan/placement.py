@@ -4,6 +4,7 @@ A rank writes them into its recording. The relay that reads it may stand in anot
 """
 
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 FROM_ENVIRONMENT: Final = (
@@ -35,7 +36,12 @@ FROM_ENVIRONMENT: Final = (
 Source: https://opentelemetry.io/docs/specs/semconv/resource/k8s/, and what the OpenTelemetry Operator injects.
 """
 
-_VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_CUDA_SHOWS: Final = ("CUDA_VISIBLE_DEVICES",)
+_HIP_SHOWS: Final = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""The first that is set counts."""
+
+_ROCR_SHOWS: Final = ("ROCR_VISIBLE_DEVICES",)
+_MOST_VISIBLE: Final = 64
 
 
 def place_of(environ: Mapping[str, str]) -> dict[str, str]:
@@ -80,11 +86,38 @@ class VisibleDevices(NamedTuple):
     in_pci_order: bool
 
 
-def visible_devices(environ: Mapping[str, str]) -> VisibleDevices:
+def visible_devices(environ: Mapping[str, str], *, hip: bool) -> VisibleDevices:
     """What the environment says of the devices this process sees.
+
+    Args:
+        environ: the environment.
+        hip: whether its torch is one for ROCm, whose runtime has a list of its own: HIP's numbers are places in that.
 
     Source: CUDA C++ Programming Guide, environment variables; ROCm, GPU isolation techniques.
     """
-    found = next((environ[name] for name in _VISIBLE if name in environ), None)
-    entries = None if found is None else [entry.strip()[:80] for entry in found.split(",") if entry.strip()][:64]
+    entries = _shown(environ, _HIP_SHOWS if hip else _CUDA_SHOWS)
+    runtime = _shown(environ, _ROCR_SHOWS) if hip else None
+    if runtime is not None:
+        entries = runtime if entries is None else list(takewhile(bool, (_in(runtime, entry) for entry in entries)))
     return VisibleDevices(entries, environ.get("CUDA_DEVICE_ORDER", "").strip().upper() == "PCI_BUS_ID")
+
+
+def _shown(environ: Mapping[str, str], names: tuple[str, ...]) -> list[str] | None:
+    """The entries of a list up to the first that is no device: nothing behind that is shown. None: all is shown."""
+    found = next((environ[name] for name in names if name in environ), None)
+    if found is None:
+        return None
+    entries = [entry.strip()[:80] for entry in found.split(",")][:_MOST_VISIBLE]
+    end = next((place for place, entry in enumerate(entries) if not _is_device(entry)), len(entries))
+    return entries[:end]
+
+
+def _in(runtime: list[str], entry: str) -> str:
+    """What a number means among what the runtime shows; empty: nothing."""
+    if not entry.isdecimal():
+        return entry
+    return runtime[int(entry)] if len(entry) < 10 and int(entry) < len(runtime) else ""
+
+
+def _is_device(entry: str) -> bool:
+    return (entry.isascii() and entry.isdecimal()) or entry.upper().startswith(("GPU-", "MIG-"))

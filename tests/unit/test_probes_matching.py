@@ -30,7 +30,11 @@ def bare(gpu: Gpu) -> str:
         pytest.param(
             NOBODY._replace(uuid=bare(MIG[0]), visible=(MIG[2].id,)), MIG, MIG[2], id="uuid of a GPU, and its MIG id"
         ),
+        pytest.param(
+            NOBODY._replace(uuid=bare(MIG[0]), visible=("0",)), MIG[:2], MIG[1], id="uuid of a GPU with one part here"
+        ),
         pytest.param(NOBODY._replace(pci="0000:9a:00.0"), EIGHT, EIGHT[4], id="pci"),
+        pytest.param(NOBODY._replace(pci=MIG[0].pci), MIG[:2], MIG[1], id="pci of a GPU with one part here"),
         pytest.param(NOBODY._replace(pci=MIG[0].pci), MIG, None, id="pci of a GPU in parts"),
         pytest.param(NOBODY._replace(number=3), EIGHT, EIGHT[3], id="number, all visible"),
         pytest.param(NOBODY._replace(number=1, visible=("6", "2")), EIGHT, EIGHT[2], id="reordered numbers"),
@@ -106,9 +110,36 @@ def test_whatever_a_log_holds_is_survived(event: dict[str, object]) -> None:
         ({}, VisibleDevices(None, in_pci_order=False)),
         ({"CUDA_VISIBLE_DEVICES": ""}, VisibleDevices([], in_pci_order=False)),
         ({"CUDA_VISIBLE_DEVICES": "3, 1"}, VisibleDevices(["3", "1"], in_pci_order=False)),
-        ({"HIP_VISIBLE_DEVICES": "2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, VisibleDevices(["2"], in_pci_order=True)),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, VisibleDevices([], in_pci_order=False)),
+        ({"CUDA_VISIBLE_DEVICES": "2,-1,1"}, VisibleDevices(["2"], in_pci_order=False)),
+        (
+            {"HIP_VISIBLE_DEVICES": "2", "ROCR_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+            VisibleDevices(None, in_pci_order=True),
+        ),
     ],
 )
 def test_what_the_environment_shows(environ: dict[str, str], expected: VisibleDevices) -> None:
-    """An empty CUDA_VISIBLE_DEVICES hides every GPU; an absent one shows all."""
-    assert visible_devices(environ) == expected
+    """An empty CUDA_VISIBLE_DEVICES hides every GPU, an absent one shows all, and what is no GPU ends the list.
+
+    ROCm's variables are nothing to CUDA; launchers set them all.
+    """
+    assert visible_devices(environ, hip=False) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"ROCR_VISIBLE_DEVICES": "6,4"}, ["6", "4"]),
+        ({"HIP_VISIBLE_DEVICES": "3,1"}, ["3", "1"]),
+        ({"CUDA_VISIBLE_DEVICES": "3,1"}, ["3", "1"]),
+        ({"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}, ["1"]),
+        ({"ROCR_VISIBLE_DEVICES": "6,4", "HIP_VISIBLE_DEVICES": "1"}, ["4"]),
+        ({"ROCR_VISIBLE_DEVICES": "6,GPU-5f2a1", "CUDA_VISIBLE_DEVICES": "1,0"}, ["GPU-5f2a1", "6"]),
+        ({"ROCR_VISIBLE_DEVICES": "6,4", "HIP_VISIBLE_DEVICES": "0,2,1"}, ["6"]),
+        ({"ROCR_VISIBLE_DEVICES": ""}, []),
+    ],
+)
+def test_what_the_environment_shows_of_rocm(environ: dict[str, str], expected: list[str] | None) -> None:
+    """HIP numbers what is left by the runtime below it: 1 is the second of those, not of the machine."""
+    assert visible_devices(environ, hip=True).entries == expected

@@ -7,7 +7,7 @@ Event `device`:
     index         among those CUDA shows it: torch's number
     uuid, pci     as torch tells them; null on a torch that does not (PCI from 2.6 on, UUID from 2.5)
     model         what torch calls it
-    visible       CUDA_VISIBLE_DEVICES, entry by entry; null: unset
+    visible       what CUDA_VISIBLE_DEVICES shows, or ROCm's variables do, entry by entry; null: everything
     in_pci_order  whether CUDA_DEVICE_ORDER asks for the driver's order
 
 No call of it reaches the device: the number of the current one is a variable of the CUDA runtime.
@@ -68,7 +68,7 @@ def install(
 
 def fields_of(number: int, properties: Any, environ: Mapping[str, str]) -> dict[str, Any]:
     """The fields of the event for a device of these properties."""
-    visible = visible_devices(environ)
+    visible = visible_devices(environ, hip=bool(torch.version.hip))
     # ROCm fills the UUID with something of its own, which its driver does not know.
     uuid = None if torch.version.hip else getattr(properties, "uuid", None)
     return {

@@ -75,22 +75,26 @@ def gpu_of(told: ToldDevice, gpus: Sequence[Gpu], *, same_host: bool) -> Gpu | N
     if told.uuid is not None:
         named = by_id.get(f"gpu-{told.uuid}") or by_id.get(f"mig-{told.uuid}")
         if named is not None:
-            # A rank never has the whole of a GPU that is in parts, whatever its torch says.
-            return _part_of(named, told, gpus) if any(gpu.parent == named.id for gpu in gpus) else named
+            return _part_of(named, told, gpus)
         return _by_place(told, gpus) if same_host else None
     if not same_host:
         return None
     return _by_place(told, gpus) or _by_number(told, gpus, by_id)
 
 
-def _part_of(whole: Gpu, told: ToldDevice, gpus: Sequence[Gpu]) -> Gpu | None:
-    return next((gpu for gpu in gpus if gpu.parent == whole.id and gpu.id == told.likely_id), None)
+def _part_of(named: Gpu, told: ToldDevice, gpus: Sequence[Gpu]) -> Gpu | None:
+    """The part that is meant: a rank never has the whole of a GPU that is in parts, whatever its torch says."""
+    parts = [gpu for gpu in gpus if gpu.parent == named.id]
+    if not parts:
+        return named
+    # A container is shown the parts that are its own, so the only one there is certain.
+    return parts[0] if len(parts) == 1 else next((gpu for gpu in parts if gpu.id == told.likely_id), None)
 
 
 def _by_place(told: ToldDevice, gpus: Sequence[Gpu]) -> Gpu | None:
     """By the PCI address, which a GPU shares with its MIG instances: they have no place of their own."""
-    there = [gpu for gpu in gpus if told.pci is not None and gpu.pci == told.pci]
-    return there[0] if len(there) == 1 else None
+    whole = [gpu for gpu in gpus if told.pci is not None and gpu.pci == told.pci and gpu.parent is None]
+    return _part_of(whole[0], told, gpus) if len(whole) == 1 else None
 
 
 def _by_number(told: ToldDevice, gpus: Sequence[Gpu], by_id: Mapping[str, Gpu]) -> Gpu | None:
