@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from tests.unit.gpu_machines import Host
+from tests.unit.gpu_machines import RECORDED, Host
 from trainspan.relay.probes.nvml import NvmlProbe
-from trainspan.testing.fake_nvml import FakeNvml
+from trainspan.testing.fake_nvml import ERRORS, FakeDevice, FakeNvml, NVMLError
 from trainspan.testing.nvml_recording import recording_of
 
 
@@ -21,3 +21,25 @@ def test_a_recorded_machine_is_read_like_itself(machine: str) -> None:
     replayed = NvmlProbe(load=lambda: FakeNvml(recorded, lambda: 0.0))
     readings = {gpu: replayed.read(gpu, 0) for gpu in replayed.gpus(0)}
     assert readings == host.look(0)
+
+
+def test_every_mig_instance_is_recorded_by_what_it_answers() -> None:
+    """A real one need not tell its PCI address, which is that of its GPU; places between instances can be free."""
+
+    class Real(FakeNvml):
+        def nvmlDeviceGetPciInfo(self, handle: FakeDevice) -> object:  # noqa: N802
+            if handle.parent is not None:
+                raise NVMLError(ERRORS["NOT_SUPPORTED"])
+            return super().nvmlDeviceGetPciInfo(handle)
+
+        def nvmlDeviceGetMigDeviceHandleByIndex(self, device: FakeDevice, index: int) -> FakeDevice:  # noqa: N802
+            if index == 0:
+                raise NVMLError(ERRORS["NOT_FOUND"])
+            return super().nvmlDeviceGetMigDeviceHandleByIndex(device, index - 1)
+
+    nvml = Real.from_file(RECORDED / "mig.json")
+    nvml.nvmlInit()
+
+    recorded = recording_of(nvml)
+
+    assert [[part["uuid"][:4] for part in device["mig"]] for device in recorded["devices"]] == [["MIG-", "MIG-"], []]

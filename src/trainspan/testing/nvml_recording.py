@@ -39,21 +39,27 @@ def recording_of(nvml: Any) -> dict[str, Any]:
 
 
 def _device(nvml: Any, handle: Any) -> dict[str, Any]:
-    return {
-        "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
-        "name": _text(nvml.nvmlDeviceGetName(handle)),
-        "pci_bus_id": _text(nvml.nvmlDeviceGetPciInfo(handle).busId),
-        "answers": _answers(nvml, handle),
-    }
+    return {**_named(nvml, handle), "pci_bus_id": _text(nvml.nvmlDeviceGetPciInfo(handle).busId)}
+
+
+def _named(nvml: Any, handle: Any) -> dict[str, Any]:
+    names = {"uuid": _text(nvml.nvmlDeviceGetUUID(handle)), "name": _text(nvml.nvmlDeviceGetName(handle))}
+    return {**names, "answers": _answers(nvml, handle)}
 
 
 def _instances(nvml: Any, handle: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    """Its MIG instances, which have no place on the bus of their own."""
     try:
         places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
-        found.extend(_device(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)) for place in places)
     except nvml.NVMLError:
-        return found  # there are no more, or there is no MIG
+        return []  # a card without MIG
+    found = []
+    for place in places:
+        try:
+            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+        except nvml.NVMLError:
+            continue  # there are fewer than there might be, and a place between two may be free
+        found.append(_named(nvml, instance))
     return found
 
 
