@@ -129,6 +129,43 @@ def test_the_run_folder_knows_the_energy(seen: Seen) -> None:
     assert [rank["energy_j"] for rank in summary["ranks"]] == pytest.approx(joules)
 
 
+def test_no_step_is_timed_on_the_device_where_the_share_is_0(seen: Seen) -> None:
+    """Who wants no event on the device gets none."""
+    assert _clocks(seen.sink) == {"host"}
+    assert [span for span in spans_of(seen.sink) if "training.device.duration" in span.attributes] == []
+
+
+def test_device_times_reach_the_metrics_and_the_spans(tmp_path: Path) -> None:
+    """The device's answer comes steps later, and from the last steps only at the very end."""
+    with OtlpSink() as sink:
+        environ = {**sink.environ, "TRAINSPAN_DEVICE_SHARE": "1", "OTEL_TRACES_SAMPLER": "always_on"}
+        ended = train("pretended_gpu.py", "2", "0.02", state=tmp_path, environ=environ)
+        wait_for_relay(tmp_path)
+
+    # The time of that GPU is the host's.
+    steps = [span for span in spans_of(sink) if span.name == "training.rank_step"]
+    forwards = [span for span in spans_of(sink) if span.name == "training.forward"]
+    untimed = {span.attributes["training.step"] for span in steps if "training.device.duration" not in span.attributes}
+    assert ended.exit_code == 0, ended.stderr
+    assert len(steps) > 20
+    # The first, at whose end it begins.
+    assert untimed == {0}
+    for span in forwards:
+        if span.attributes["training.step"] > 0:
+            assert span.attributes["training.device.duration"] <= span.duration_ns / 1e9 + 1e-3
+    assert _clocks(sink) == {"host", "device"}
+
+
+def _clocks(sink: OtlpSink) -> set[str]:
+    """The clocks of the phases' durations."""
+    return {
+        attributes_of(point.attributes)["training.clock"]
+        for item in sink.metrics()
+        if item.item.name == "training.phase.duration"
+        for point in (item.item.histogram.data_points or item.item.exponential_histogram.data_points)
+    }
+
+
 def _latest(seen: Seen, metric: str) -> list[tuple[dict[str, Any], float]]:
     """(attributes, value) of every point of the last export of a gauge."""
     last = [item.item for item in seen.sink.metrics() if item.item.name == metric][-1]
