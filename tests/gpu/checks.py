@@ -130,8 +130,10 @@ def readings(bench: Bench) -> Iterator[Row]:
         first = load.read()
         begun_s = time.monotonic()
         load.train()
+        time.sleep(load.begin() / 2)
         last = load.read()
         seconds = time.monotonic() - begun_s
+        load.end()
     values = {(s.metric.name, *s.attributes.values()): s.value for s in last.samples}
     before = {(s.metric.name, *s.attributes.values()): s.value for s in first.samples}
     yield Row("not told by this GPU", ", ".join(load.probe.unsupported(last.gpu)) or "nothing")
@@ -190,7 +192,7 @@ class Load:
 
     def train(self) -> None:
         """For a while."""
-        self._server.seconds_of(5 * self._steps)
+        self._server.seconds_of(4 * self._steps)
 
     def begin(self) -> float:
         """Train on; about how many seconds it will."""

@@ -28,7 +28,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import trainspan
 
 WARM_UP = 5
-STEPS_AHEAD = 4
+STEPS_AHEAD = 7
+"""Less than the timed steps that may wait for the device."""
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 WAITS = (
