@@ -171,6 +171,17 @@ def test_log_of_the_peer_is_answered(state: Path, capsys: pytest.CaptureFixture[
     assert said["unread"] == {"lines": 1, "files": ["log.jsonl"]}
 
 
+def test_cache_file_of_the_peer_is_answered(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is on everybody's disk: floats for steps, blank lines, a byte order mark where an editor has left one."""
+    lines = [json.dumps({"job_name": "job"} | entry) for entry in ENTRIES]
+    text = "\ufeff" + "\n\n".join(lines).replace('"step_count": 1', '"step_count": 1.0') + "\n"
+    (state / "job_timeline.jsonl").write_text(text, encoding="utf-8")
+
+    said = said_json(str(state / "job_timeline.jsonl"), "--input", "ml-goodput", capsys=capsys)
+
+    assert (said["steps"], said["last_step"], said["unread"]["lines"]) == (3, 2, 0)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

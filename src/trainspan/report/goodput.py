@@ -114,7 +114,7 @@ def from_ml_goodput(path: Path, job: str | None) -> Source:
         TrainspanError: the file cannot be read, holds no such entry, or several jobs and `job` is None.
     """
     try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
+        with path.open(encoding="utf-8-sig", errors="replace") as lines:
             entries, unread = parse(lines, job)
     except OSError as error:
         raise TrainspanError(f"{path} cannot be read: {error.strerror}") from error
