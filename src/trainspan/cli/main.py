@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -43,6 +44,9 @@ First steps:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of the command line `argv` (default: this process's)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without Unicode gets `?` for `µ`, not a traceback
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview(), end="", file=sys.stdout if words else sys.stderr)
