@@ -1,6 +1,9 @@
 """`trainspan goodput`: what it accepts, what it refuses, and what it says, on ledgers and logs made by hand."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,8 @@ import pytest
 from tests.unit.goodput_facts import S, activity, begun, ended, steps
 from trainspan.cli.goodput import length_ns, stretch_ns, time_ns
 from trainspan.cli.main import main
-from trainspan.relay.goodput.facts import Fact
+from trainspan.names import STATES
+from trainspan.relay.goodput.facts import Fact, Saved
 from trainspan.relay.goodput.ledger import LedgerWriter
 
 KEYS = {
@@ -148,6 +152,92 @@ def test_waterfall_fits_80_columns_without_color(state: Path, capsys: pytest.Cap
     assert [start for start, _ in bars[1:4]] == [end for _, end in bars[2:4]] + [bars[4][1]]
 
 
+def long_run() -> list[Fact]:
+    """Thirteen hours in ten attempts, with numbers as long as they get and a name that is longer than its column."""
+    facts: list[Fact] = []
+    for attempt in range(10):
+        at = attempt * 5000
+        facts += [begun(at, attempt=attempt), activity("init", at, at + 700, attempt=attempt)]
+        facts += [activity("custom.copy of all samples to the registry", at + 800, at + 830, attempt=attempt)]
+        facts += steps(attempt * 99, range(at + 700, at + 4700, 40), attempt=attempt, wait=5.0)
+        facts += [activity("checkpoint_save", at + 4650, at + 4654, attempt=attempt)]
+        facts.append(ended(at + 4660 + (attempt != 5), attempt=attempt, orderly=attempt == 5))
+    return facts
+
+
+def shown_lines(*words: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What the command prints."""
+    assert main(["goodput", *words]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("columns", [80, 120, 300])
+def test_numbers_are_never_cut(
+    state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """Half a number is a wrong number; a name may lose its end."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    leave_ledger(state, *long_run())
+
+    rows = shown_lines("demo", "--by", "attempt", "--window", "24h", "--window", "90s", capsys=capsys)
+
+    cut = [row for row in rows if "…" in row]
+    assert max(map(len, rows)) <= min(columns, 120)
+    assert [row.split("…")[0].strip() for row in cut] == ["custom.copy of all sa"]
+    total = next(row for row in rows if row.startswith("  total"))
+    assert total.split("  ")[-2:] == ["100.0 %", "█" * (min(columns, 120) - len(total.rstrip("█")))]
+    assert len(total) == min(columns, 120)
+    assert any(row.startswith("  24 h ") for row in rows)
+    assert any(row.startswith("  90 s ") for row in rows)
+
+
+def test_small_cause_is_no_zero_and_no_bar(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Zero means that it was measured as zero, and a bar of a whole cell that it took a cell's share."""
+    leave_ledger(state, *long_run())
+
+    rows = shown_lines("demo", capsys=capsys)
+
+    lost = next(row.split() for row in rows if row.startswith("  lost_work"))
+    assert lost[1:] == ["9.00", "s", "<0.1", "%", "▏"]
+
+
+def test_recoveries_left_out_are_said(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table that shows eight of nine and does not say so is a wrong table."""
+    leave_ledger(state, *long_run())
+
+    rows = shown_lines("demo", capsys=capsys)
+
+    title = rows.index("Recoveries, the newest 8 of 9")
+    shown = [row.split() for row in rows[title + 2 : title + 10]]
+    assert [row[0] for row in shown] == [str(attempt) for attempt in range(2, 10)]
+    assert [row[1] for row in shown].count("planned") == 1
+
+
+def test_terminal_without_unicode_gets_an_answer(state: Path) -> None:
+    """A traceback about a micro sign helps nobody."""
+    leave_ledger(state, *long_run())
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "trainspan", "goodput"], env=environ, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "####" in done.stdout
+
+
+def test_projection_says_what_it_is_made_from(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Advice without its ground is not followed."""
+    saves = [Saved(a, 0, (a * 5000 + at) * S, a * 99 + at // 40) for a in range(10) for at in (1500, 4654)]
+    leave_ledger(state, *long_run(), *saves)
+
+    rows = shown_lines("demo", capsys=capsys)
+
+    title = rows.index("Checkpoints")
+    assert "would lose" in rows[title + 1]
+    assert "from 8 failures, saves of 2.00 s and recoveries of" in rows[title + 2]
+
+
 def test_torn_ledger_line_is_counted(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A power cut leaves half a line; the answer says that something is missing."""
     folder = leave_ledger(state, *one_restart())
@@ -227,6 +317,10 @@ def test_what_is_not_there_is_one_line_and_exit_code_1(
         (["--since", "10", "--until", "5"], "10", "--until 5"),
         (["--job", "a"], "--job", "--input ml-goodput"),
         (["--input", "ml-goodput"], "--input ml-goodput", "FILE"),
+        (["--input", "wandb"], "'wandb'", "ml-goodput"),
+        (["--picture", "goodput.png"], "goodput.png", ".svg"),
+        (["--since", "2026-11-21 25:00"], "'2026-11-21 25:00'", "ISO 8601"),
+        (["--exclude", "5/yesterday"], "'yesterday'", "ISO 8601"),
     ],
 )
 def test_what_is_not_understood_is_named_with_what_would_be(
@@ -258,6 +352,15 @@ def test_times_in_every_form_are_the_same() -> None:
         3600 * S,
         604_800 * S,
     ]
+
+
+def test_help_explains_every_state(capsys: pytest.CaptureFixture[str]) -> None:
+    """The words of the answer are in the command that gives it."""
+    main(["goodput", "--help"])
+
+    said = capsys.readouterr().out
+    assert [state for state in STATES if f"  {state} " not in said] == []
+    assert max(map(len, said.splitlines())) <= 90
 
 
 def test_picture_scalars_and_mfu_are_made_when_asked(state: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,29 @@ def test_name_of_a_run_is_text_and_nothing_else(history: RunHistory) -> None:
     assert texts[0].startswith('<script x="?">: goodput')
 
 
+def test_long_name_stays_in_its_column_and_is_told_whole(history: RunHistory) -> None:
+    """What a script calls a phase is as long as it likes."""
+    name = "custom." + "very " * 20 + "<long>"
+    history.add(activity(name, 2, 4))
+
+    svg = picture(answer(Source("run", history, 0, ()), Question(WHOLE)))
+
+    labels = [text for text in ET.fromstring(svg).iter(f"{SVG}text") if text.attrib["x"] == "20"]  # noqa: S314 - our own
+    assert max(len(label.text or "") for label in labels[2:]) <= 22
+    assert [title.text for label in labels if (title := label.find(f"{SVG}title")) is not None][3] == name
+
+
+def test_legend_has_the_colours_that_are_there(history: RunHistory) -> None:
+    """A colour without a meaning is a decoration."""
+    svg = picture(answer(Source("run", history, 0, ()), Question(WHOLE)))
+
+    page = ET.fromstring(svg)  # noqa: S314 - our own
+    drawn = {bar.attrib["fill"] for bar in page.findall(f"{SVG}rect[@rx]")[1:]}
+    told = [circle.attrib["fill"] for circle in page.findall(f"{SVG}circle")]
+    assert sorted(told) == sorted(drawn)
+    assert len(drawn) == 3
+
+
 def test_window_without_time_is_drawn_empty() -> None:
     """Nothing may divide by it."""
     svg = picture(answer(Source("run", RunHistory(), 0, ()), Question(WHOLE)))

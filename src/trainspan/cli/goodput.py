@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import re
+import shutil
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from trainspan.report.folder import find_run
 from trainspan.report.goodput import Question, Source, answer, from_ledger, from_ml_goodput, to_json
 from trainspan.report.goodput_picture import picture
 from trainspan.report.goodput_tensorboard import write_scalars
-from trainspan.report.goodput_view import render
+from trainspan.report.goodput_view import WIDEST, render
 from trainspan.report.render import console_for
 from trainspan.settings import state_dir
 
@@ -30,9 +31,27 @@ examples:
   trainspan goodput --picture goodput.svg --tensorboard runs/goodput
   trainspan goodput --flops-per-step 3.2e15 --peak-flops 7.9e15   adds the MFU
 
-T is ISO 8601 (without a zone: local time) or Unix seconds. Every second of the
-window is in exactly one state; the states add up to the total. The time of a run
-that goes on ends with its last sign of life.
+T is ISO 8601 (without a zone: local time) or Unix seconds. The time of a run that
+goes on ends with its last sign of life.
+
+Every second of the window is in exactly one state; the states add up to the total:
+  productive       inside a finished step that was kept, and in no other state
+  init             before the first step; model_init is the part that made the model
+  model_init       see init
+  compile          the compiler, and what the first steps took longer than the others
+  data_wait        a step waited for its batch
+  straggler_wait   a rank waited long for a slower one
+  checkpoint_save  saving held training up
+  checkpoint_load  loading did
+  validation       the model was evaluated
+  custom.<name>    a phase that the script has named
+  lost_work        steps done again after a failure, and the one a process died in
+  restart          nothing ran, from a failure or a stop to the next start
+  hang             no step for longer than 60 s and than ten usual ones
+  shutdown         after the last step, until an orderly end
+  unaccounted      nobody knows
+Goodput is the productive share. ETTR adds waiting, validation and what the script
+named. More, and the formulas: docs/goodput.md
 """
 
 ML_GOODPUT: Final = "ml-goodput"
@@ -70,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peak-flops", metavar="N", type=positive, help="peak FLOP/s of all devices of the job together; for the MFU"
     )
-    parser.add_argument("--picture", metavar="FILE.svg", type=Path, help="also draw the waterfall into this file")
+    parser.add_argument("--picture", metavar="FILE.svg", type=svg_file, help="also draw the waterfall into this file")
     parser.add_argument(
         "--tensorboard", metavar="DIR", type=Path, help="also write scalars over the time of the run, for TensorBoard"
     )
@@ -90,8 +109,8 @@ def execute(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if arguments.json:
         print(json.dumps(to_json(said), indent=2))
     else:
-        console = console_for()
-        console.print(render(said, encoding=console.encoding))
+        console = console_for(width=min(shutil.get_terminal_size().columns, WIDEST))
+        console.print(render(said, width=console.width, encoding=console.encoding))
     return OK
 
 
@@ -144,6 +163,13 @@ def _iso_seconds(text: str) -> float:
         return datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text)).timestamp()
     except (ValueError, OverflowError, OSError):
         return math.nan
+
+
+def svg_file(text: str) -> Path:
+    """The file of a picture; for argparse."""
+    if not text.lower().endswith(".svg"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no file for a picture: it is SVG, so name it goodput.svg")
+    return Path(text)
 
 
 def positive(text: str) -> float:
