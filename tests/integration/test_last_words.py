@@ -23,7 +23,11 @@ STEP = 6
 EXIT_CODE = 7
 RUN = {"TRAINSPAN_RUN_ID": "last-words"}
 """A run whose first steps are sampled, and of the next thirty none: which are follows from its name."""
-LINGER_AT_EXIT_S = 3
+OURS_AT_EXIT_S = {"process": 2.0, "thread": 4.5}
+"""What the script may wait for at exit: for nothing, or for a thread that takes 3.5 s at most; and a busy machine."""
+
+SLOWER_END_S = 3.0
+"""How much longer the interpreter's own end may take than without us, on a busy machine."""
 
 
 @pytest.mark.parametrize("phase", ["data_wait", "forward", "backward", "optimizer"])
@@ -83,11 +87,11 @@ def test_an_uncaught_exception_is_told_without_its_message(tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def exit_without_s(tmp_path_factory: pytest.TempPathFactory) -> float:
-    """How long the same script takes to exit when it is not recorded: torch's own end takes a while."""
+    """How long the interpreter's own end takes when the script is not recorded: that of torch takes a while."""
     ended = train(
         "mortal.py", "none", "nothing", "0", state=tmp_path_factory.mktemp("off"), environ={"TRAINSPAN_ENABLED": "0"}
     )
-    return ended.at_s - float(ended.lines[0]["done_s"])
+    return ended.at_s - float(ended.lines[-1]["left_s"])
 
 
 @contextmanager
@@ -124,11 +128,12 @@ def test_a_failing_collector_delays_no_step_and_no_exit_and_loses_nothing(
         )
         wait_for_relay(tmp_path)
 
-    (said,) = ended.lines
+    said, left = ended.lines
     assert ended.exit_code == EXIT_CODE
     assert ended.stderr == ""
     assert said["slowest_s"] < 1
-    assert ended.at_s - said["done_s"] < exit_without_s + LINGER_AT_EXIT_S
+    assert left["left_s"] - said["done_s"] < OURS_AT_EXIT_S[relay]
+    assert ended.at_s - left["left_s"] < exit_without_s + SLOWER_END_S
     with OtlpSink() as sink:
         report = replay(run_folder(tmp_path), sink.environ, 10, lambda _: None)
         again = replay(run_folder(tmp_path), sink.environ, 10, lambda _: None)

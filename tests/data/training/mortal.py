@@ -1,9 +1,10 @@
 """Trains a few steps; in step STEP it does WHAT in the middle of PHASE. Arguments: PHASE WHAT STEP.
 
-WHAT: `kill` (SIGKILL itself), `raise`, `hang` (says so, and goes no further), or `nothing`. Its last line says when
-`main` was done, by the monotonic clock.
+WHAT: `kill` (SIGKILL itself), `raise`, `hang` (says so, and goes no further), or `nothing`. Its last lines say when
+`main` was done, and when everything was that had registered after it to run at exit, by the monotonic clock.
 """
 
+import atexit
 import json
 import os
 import signal
@@ -13,9 +14,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+# Handlers run in reverse order: before what starts with torch is registered, so that it runs after it.
+atexit.register(lambda: print(json.dumps({"left_s": time.monotonic()}), flush=True))
+
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 STEPS = 12
 
