@@ -4,7 +4,8 @@ The run: 100,000 steps of about 0.28 s with a wait for input each, 199 restarts 
 100 steps. CPU time is given beside wall time, because a busy machine stretches only the second.
 
 With `--peer` the engine of Google's ml-goodput-measurement answers about the same run, from entries that are in memory
-already (pip install ml-goodput-measurement; its own suite replaces the reader in the same way).
+already (its own suite replaces the reader in the same way). It is installed once, into an environment of its own in
+`.cache/`: 33 packages, 0.3 GB.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import venv
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from functools import partial
@@ -26,6 +28,10 @@ from trainspan.relay.goodput.facts import Activity, Begun, Ended, Fact, Piece, S
 from trainspan.relay.goodput.history import RunHistory
 from trainspan.relay.goodput.ledger import LedgerWriter, read
 from trainspan.relay.goodput.queries import Scope, Window, account_ns, pace, report, reports, rolling
+
+ROOT = Path(__file__).resolve().parents[1]
+PEER = "ml-goodput-measurement==0.2.3"
+PEER_ENVIRONMENT = ROOT / ".cache" / "peer-goodput"
 
 S = 1_000_000_000
 HOUR_NS = 3600 * S
@@ -148,6 +154,34 @@ def peer_entries(steps: int, restarts: int) -> list[dict[str, Any]]:
     return entries
 
 
+def peer_python() -> Path:
+    """The interpreter that has the peer's package.
+
+    Raises:
+        SystemExit: it cannot be installed.
+    """
+    python, stamp = PEER_ENVIRONMENT / "bin" / "python", PEER_ENVIRONMENT / PEER
+    if not stamp.exists():
+        print(f"installing {PEER} into {PEER_ENVIRONMENT}, once", file=sys.stderr)
+        venv.create(PEER_ENVIRONMENT, clear=True, with_pip=True)
+        installed = subprocess.run([python, "-m", "pip", "install", "--quiet", PEER], check=False)
+        if installed.returncode:
+            sys.exit(f"{PEER} could not be installed; leave out --peer, or see what pip says above")
+        stamp.touch()
+    return python
+
+
+def run_peer(python: Path, arguments: argparse.Namespace) -> dict[str, float]:
+    """`ask_peer`, in its own environment."""
+    size = ["--steps", str(arguments.steps), "--restarts", str(arguments.restarts), "--rounds", str(arguments.rounds)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    asked = subprocess.run(
+        [python, __file__, *size, "--ask-peer"], env=environ, check=True, stdout=subprocess.PIPE, text=True
+    )
+    answer: dict[str, float] = json.loads(asked.stdout.splitlines()[-1])
+    return answer
+
+
 def ask_peer(steps: int, restarts: int, rounds: int) -> dict[str, float]:
     """Ms of CPU of the peer's first answer, and the median of the one after a new step."""
     from ml_goodput_measurement.src.goodput import GoodputCalculator
@@ -167,7 +201,7 @@ def ask_peer(steps: int, restarts: int, rounds: int) -> dict[str, float]:
             before = time.process_time()
             calculator.get_job_goodput(include_badput_breakdown=True)
             spent.append((time.process_time() - before) * 1e3)
-    return {"first_answer_ms": first_ms, "after_one_step_ms": statistics.median(spent)}
+    return {"first_answer_ms": first_ms, "after_one_step_ms": statistics.median(spent), "peak_mib": peak_mib()}
 
 
 def measure(steps: int, restarts: int, rounds: int) -> dict[str, Any]:
@@ -201,16 +235,23 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=300, help="new records measured (default: 300)")
     parser.add_argument("--peer", action="store_true", help="also ask the engine of ml-goodput-measurement")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--read", type=Path, help="only read this ledger, once")
+    parser.add_argument("--read", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--ask-peer", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.read:
         print(json.dumps(read_cold(arguments.read)))
         return 0
     if not 0 <= arguments.restarts < arguments.steps:
         parser.error(f"--restarts must be below --steps, not {arguments.restarts}")
+    if arguments.ask_peer:
+        print(json.dumps(ask_peer(arguments.steps, arguments.restarts, min(arguments.rounds, 20))))
+        return 0
+    python = (
+        peer_python() if arguments.peer else None
+    )  # first: nobody measures for a minute to learn that it is missing
     result = measure(arguments.steps, arguments.restarts, arguments.rounds)
-    if arguments.peer:
-        result["peer"] = ask_peer(arguments.steps, arguments.restarts, min(arguments.rounds, 20))
+    if python:
+        result["peer"] = run_peer(python, arguments)
     if arguments.json:
         print(json.dumps(result, indent=2))
         return 0
