@@ -264,6 +264,25 @@ class TestRestarts:
         assert seconds(history) == {"lost_work": 30.0, "productive": 70.0}
         assert (answer.disruptions, answer.steps, answer.steps_lost, answer.last_step) == (0, 7, 3, 6)
 
+    def test_loop_that_goes_back_behind_its_own_beginning_takes_earlier_steps_back(self) -> None:
+        """Resumed at step 4, then back to step 2 without a restart: steps 2 and 3 of the first attempt are lost too."""
+        back = steps(2, [120, 130, 140], attempt=1)
+
+        history = history_of([begun(0), *steps(0, MINUTE), *restarted(4), *back])
+
+        answer = report(history)
+        assert (answer.steps, answer.steps_lost, answer.last_step) == (4, 7, 3)
+        assert seconds(history)["lost_work"] == 40.0 + 30.0
+
+    def test_steps_that_the_loop_did_again_stay_lost_after_a_restart(self) -> None:
+        """Step 0 three times, then a restart from step 1: two of the three were in vain, wherever the run went on."""
+        again = [step for at in (0, 10, 20) for step in steps(0, [at, at + 10])]
+
+        history = history_of([begun(0), *again, begun(40, attempt=1), *steps(1, [40, 50], attempt=1)])
+
+        assert seconds(history) == {"lost_work": 20.0, "productive": 20.0, "restart": 10.0}
+        assert (report(history).steps, report(history).steps_lost) == (2, 2)
+
     def test_zombie_is_cut_where_its_successor_begins(self) -> None:
         """The old process still recorded for 20 s: a rank has one clock."""
         history = history_of([begun(0), *steps(0, MINUTE), *restarted(4, at=40)])

@@ -27,11 +27,15 @@ class Period(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """Where an attempt took the run up. `step`: its first step, as a number of the run; None: not known (yet)."""
+    """Where an attempt took the run up. `step`: its first step, as a number of the run; None: not known (yet).
+
+    `lowest`: the lowest step it made. A loop that goes back by itself may go back behind its own beginning.
+    """
 
     base: int
     step: int | None
     known_by: str
+    lowest: int | None = None
 
 
 def cuts_of(resumes: Sequence[Resume]) -> list[int | None]:
@@ -40,8 +44,9 @@ def cuts_of(resumes: Sequence[Resume]) -> list[int | None]:
     cut: int | None = None
     for resume in reversed(resumes):
         cuts.append(cut)
+        again = [step for step in (cut, resume.step, resume.lowest) if step is not None]
         if resume.step is not None:
-            cut = resume.step if cut is None else min(cut, resume.step)
+            cut = min(again)
     return cuts[::-1]
 
 

@@ -146,7 +146,9 @@ class RunHistory:
             saved: list[tuple[int, int, str]] = []
             for attempt in self.attempts:
                 lives = self.lives_in(attempt)
-                resumes.append(_resume_of(lives, saved, is_first=not resumes))
+                resume = _resume_of(lives, saved, is_first=not resumes)
+                lowest = min((life.steps.lowest for life in lives if len(life.steps)), default=None)
+                resumes.append(resume._replace(lowest=None if lowest is None else lowest + resume.base))
                 saved += _saves_of(lives, resumes[-1].base)
             self._resumes = self._shape, resumes
         return self._resumes[1]

@@ -164,6 +164,7 @@ class Life:
         if not step.complete:
             return
         starts = self.steps.starts
+        self.shape += step.number < self.steps.lowest
         if not starts or start_ns <= starts[0]:
             self.shape += 1
             self._change(
@@ -179,7 +180,7 @@ class Life:
                 self._take_step(step)
             return
         self._change(self.alive_ns if len(self.steps) else -NEVER)
-        self.shape += not len(self.steps)
+        self.shape += min(run.numbers) < self.steps.lowest
         self.alive_ns = run.ends_ns[-1]
         self.track.extend(self._segments_of(run))
         self.steps.extend(run)

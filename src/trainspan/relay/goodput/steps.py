@@ -18,6 +18,8 @@ from trainspan.relay.goodput.states import IN_STEP, PRODUCTIVE
 from trainspan.relay.goodput.track import Track
 
 NEIGHBOURS = 32
+NONE_YET = 1 << 62
+"""The lowest number of no steps: above all numbers."""
 
 
 class Lost(NamedTuple):
@@ -36,9 +38,13 @@ class Count(NamedTuple):
 
 
 class Steps:
-    """Arrays of equal length, sorted by (start, number). A place may hold several steps told as one (`count_of`)."""
+    """Arrays of equal length, sorted by (start, number). A place may hold several steps told as one (`count_of`).
 
-    __slots__ = ("_counts", "_runs", "_thinned", "ends", "marks", "numbers", "starts", "tangled")
+    Attributes:
+        lowest: the lowest of the numbers.
+    """
+
+    __slots__ = ("_counts", "_runs", "_thinned", "ends", "lowest", "marks", "numbers", "starts", "tangled")
 
     def __init__(self) -> None:
         self.numbers = array("q")
@@ -46,6 +52,7 @@ class Steps:
         self.ends = array("q")
         self.marks: set[int] = set()
         self.tangled = False
+        self.lowest = NONE_YET
         self._counts: dict[int, int] = {}
         self._runs: list[int] | None = []
         self._thinned = 0
@@ -74,6 +81,7 @@ class Steps:
             self._append(step)
         else:
             self._insert(step)
+        self.lowest = min(self.lowest, step.number)
         if step.recompiled:
             self.marks.add(step.start_ns)
         if step.steps > 1:
@@ -85,6 +93,7 @@ class Steps:
             map(lt, [*self.numbers[-1:], *run.numbers], run.numbers[not self.numbers :])
         ):
             self._runs = None
+        self.lowest = min(self.lowest, *run.numbers)
         self.numbers.extend(run.numbers)
         self.starts.extend(run.starts_ns)
         self.ends.extend(run.ends_ns)
@@ -125,7 +134,7 @@ class Steps:
             self._counts.pop(start_ns, None)
         for column in (self.numbers, self.starts, self.ends):
             del column[place:]
-        self._runs = None
+        self._runs, self.lowest = None, min(self.numbers, default=NONE_YET)
 
     @property
     def runs(self) -> list[int]:
@@ -135,11 +144,14 @@ class Steps:
             self._runs = [place for place in range(1, len(numbers)) if numbers[place] <= numbers[place - 1]]
         return self._runs
 
-    def places(self, cut: int | None) -> list[tuple[int, int]]:
-        """Ranges of places [first, end) whose steps are lost when the run went on from step `cut`, in order."""
+    def places(self, cut: int | None) -> list[tuple[int, int, int]]:
+        """Ranges of places [first, end) whose steps are lost when the run went on from step `cut`, in order.
+
+        With each the step from which it was done again: `cut`, or one to which the loop itself went back before that.
+        """
         if cut is None and not self.runs:
             return []
-        ranges = []
+        ranges: list[tuple[int, int, int]] = []
         bounds = [0, *self.runs, len(self)]
         for first, end in zip(reversed(bounds[:-1]), reversed(bounds[1:]), strict=True):
             if first == end:
@@ -149,17 +161,17 @@ class Steps:
                 if place > first and self.numbers[place - 1] + self.count_of(place - 1) > cut:
                     place -= 1
                 if place < end:
-                    ranges.append((place, end))
+                    ranges.append((place, end, cut))
             cut = self.numbers[first] if cut is None else min(cut, self.numbers[first])
         return ranges[::-1]
 
     def lost(self, cut: int | None) -> list[Lost]:
         """The stretches lost when the run went on from step `cut`; None: it has not gone on."""
-        return [self._lost(first, end, cut) for first, end in self.places(cut)]
+        return [self._lost(*place) for place in self.places(cut)]
 
-    def _lost(self, first: int, end: int, cut: int | None) -> Lost:
+    def _lost(self, first: int, end: int, cut: int) -> Lost:
         start_ns, count = self.starts[first], self.count(first, end)
-        kept = 0 if cut is None else min(max(cut - self.numbers[first], 0), self.count_of(first))
+        kept = min(max(cut - self.numbers[first], 0), self.count_of(first))
         # Of several steps told as one, those before the cut are kept: each is taken to have lasted as long.
         start_ns += (self.ends[first] - start_ns) * kept // self.count_of(first)
         return Lost(start_ns, max(self.ends[first:end]), count - kept)
@@ -167,13 +179,13 @@ class Steps:
     def made_by(self, cut: int | None, end_ns: int) -> Count:
         """How many steps that ended by `end_ns` were kept and lost when the run went on from step `cut`."""
         end = bisect_right(self.ends, end_ns)
-        lost = sum(self.count(first, min(end, last)) for first, last in self.places(cut) if first < end)
+        lost = sum(self.count(first, min(end, last)) for first, last, _ in self.places(cut) if first < end)
         return Count(self.count(0, end) - lost, lost)
 
     def last_kept(self, cut: int | None, until_ns: int) -> int | None:
         """Number of the last step that ended by `until_ns` and was kept when the run went on from step `cut`."""
         place = bisect_right(self.ends, until_ns) - 1
-        for first, end in reversed(self.places(cut)):
+        for first, end, _ in reversed(self.places(cut)):
             if first <= place < end:
                 place = first - 1
         return None if place < 0 else self.numbers[place] + self.count_of(place) - 1
