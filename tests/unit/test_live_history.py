@@ -59,6 +59,19 @@ def test_without_a_load_the_first_step_tells(history: LiveHistory) -> None:
     assert history.resumption(1) == Resumption(4 * S, 5, known=True)
 
 
+def test_silence_counts_in_every_window_while_the_rank_lives(tmp_path: Path) -> None:
+    """A gauge that stands still while the job hangs says that all is well."""
+    history = LiveHistory(tmp_path / "ledger")
+    history.add(FIRST[:-1])
+
+    said = history.of_rank(0, 0, 100 * S)
+    history.add(FIRST[-1:])
+    over = history.of_rank(0, 0, 100 * S)
+
+    assert said.goodput == {"run": 0.1, "attempt": 0.1, "1h": 0.1, "24h": 0.1}
+    assert over.goodput == {"run": 0.5, "attempt": 0.5, "1h": 0.5, "24h": 0.5}
+
+
 def test_windows_that_hold_no_time_are_left_out(history: LiveHistory) -> None:
     """A day after the last sign of life there is nothing to say of the last hour."""
     said = history.of_rank(0, 0, 20 * S + 5 * 3600 * S)
