@@ -129,10 +129,10 @@ Slowest steps
 
 Time account
   state       per rank   share
-  init          3.00 s  69.3 %
-  shutdown      1.00 s  23.1 %
-  productive    321 ms   7.4 %
-  data_wait    5.00 ms   0.1 %
+  init          4.50 s  69.3 %
+  shutdown      1.50 s  23.1 %
+  productive    482 ms   7.4 %
+  data_wait    7.50 ms   0.1 %
   as it was counted; of the job, with hindsight: trainspan goodput
 """
 

@@ -240,10 +240,11 @@ def _unusual_text(step: SlowStep, *, many: bool) -> str:
 
 def _account_table(report: RunReport) -> Table:
     table = _table("state", "per rank", "share", left=("state",))
+    ranks = len({rank.rank for rank in report.ranks})  # of a run of four attempts each is there four times
     total_s = sum(report.states_s.values())
     for state, seconds in report.states_s.items():
         if seconds > 0:
-            table.add_row(state, duration(seconds / len(report.ranks)), ratio(seconds / total_s))
+            table.add_row(state, duration(seconds / ranks), ratio(seconds / total_s))
     return table
 
 
