@@ -8,7 +8,7 @@ import atexit
 from collections.abc import Callable
 from typing import Any, Final
 
-import torch
+from torch import monitor  # torch 2.4 does not import it by itself
 
 from trainspan.guard import warn_once
 from trainspan.record.attributes import values_of
@@ -44,11 +44,11 @@ def install(marker: Marker, patches: Patches, tell: Callable[..., None], is_reco
         except Exception as error:
             warn_once("monitor", f"an event of torch.monitor was not recorded ({type(error).__name__}: {error})")
 
-    subscription = torch.monitor.register_event_handler(handle)
+    subscription = monitor.register_event_handler(handle)
 
     def end() -> None:
         atexit.unregister(end)
-        torch.monitor.unregister_event_handler(subscription)
+        monitor.unregister_event_handler(subscription)
 
     # What is still subscribed when the interpreter is gone is let go of by a destructor of C++: a segmentation fault at
     # the end of a process that has compiled something (torch 2.13).
