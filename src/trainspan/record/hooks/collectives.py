@@ -60,6 +60,8 @@ OPERATIONS: Final = {
     "broadcast": "broadcast",
     "reduce": "reduce",
     "gather": "gather",
+    "gather_single": "gather",
+    "gather_into_tensor": "gather",
     "scatter": "scatter",
     "barrier": "barrier",
     "monitored_barrier": "barrier",
