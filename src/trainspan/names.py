@@ -408,7 +408,17 @@ PHASE_DURATION = Metric(
     "Exclusive time of one phase, summed over one step.",
     (PHASE, CLOCK),
 )
+OWN_TIME = Metric(
+    "training.step.own_time",
+    "counter",
+    "s",
+    "Time of a rank's steps in data_wait, h2d, forward and optimizer, where it waits for no other rank.",
+    (CLOCK,),
+)
 STEPS = Metric("training.steps", "counter", "{step}", "Steps completed in this attempt.")
+STEPS_TIMED = Metric(
+    "training.steps.timed", "counter", "{step}", "Steps of which the device's time is known, of those completed."
+)
 TIME = Metric("training.time", "counter", "s", "Wall clock of a rank by the state it is charged to.", (STATE,))
 GOODPUT = Metric(
     "training.goodput",
@@ -570,7 +580,9 @@ RELAY_CPU = Metric("trainspan.relay.cpu.time", "counter", "s", "CPU time the rel
 METRICS = (
     STEP_DURATION,
     PHASE_DURATION,
+    OWN_TIME,
     STEPS,
+    STEPS_TIMED,
     TIME,
     GOODPUT,
     STEP_DEVIATION,

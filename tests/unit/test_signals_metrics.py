@@ -42,6 +42,7 @@ from trainspan.relay.signals.metrics import (
 )
 from trainspan.relay.timeline.checkpoints import Checkpoint
 from trainspan.relay.timeline.collectives import Calls, Group, Kind
+from trainspan.relay.timeline.own_time import OwnTime
 from trainspan.relay.timeline.progress import Position
 from trainspan.relay.timeline.records import phase_times_of
 from trainspan.relay.timeline.scalars import Logged
@@ -86,6 +87,7 @@ def reading_of(*, aggregates: StepAggregates | None, now_ns: int | None = 10 * S
         *(Resource({"training.rank": 0}), START, 2, 1, steps[-1].end_ns, account, now_ns, aggregates),
         goodput={"run": 0.5, "attempt": 400 / 600},
         deviation_s=0.012,
+        own=OwnTime(500 * MS),
     )
 
 
@@ -103,7 +105,10 @@ def on_a_device(reading: RankReading) -> RankReading:
     """The same rank, with a device in use."""
     if reading.aggregates is not None:
         reading.aggregates.fold_device({Phase.FORWARD: 190 * MS})
-    return reading._replace(allocator=ALLOCATOR, energy_j={"forward": 120.5, "backward": 230.0}, carbon_g=0.037)
+    own = OwnTime(500 * MS, 190 * MS, 1)
+    return reading._replace(
+        allocator=ALLOCATOR, energy_j={"forward": 120.5, "backward": 230.0}, carbon_g=0.037, own=own
+    )
 
 
 def gpus() -> list[Reading]:
@@ -122,6 +127,7 @@ def with_checkpoints(reading: RankReading) -> RankReading:
     return reading._replace(checkpoint_bytes=4096)
 
 
+OF_OWN_TIME = (names.OWN_TIME.name, names.STEPS_TIMED.name)
 WORLD = Group("0", "default_pg", (0, 1))
 GATHER = Kind("all_gather", WORLD, 5000)
 GATHER_KEY = ("all_gather", "default_pg")
@@ -213,6 +219,7 @@ def test_a_ranks_metrics_as_they_go_on_the_wire() -> None:
             ],
             aggregation_temporality=2,
         ),
+        metric(names.OWN_TIME, data_points=[number(0.5, clock="host")], **counted),
         metric(names.STEPS, data_points=[number(2)], **counted),
         metric(
             names.TIME,
@@ -241,6 +248,8 @@ def test_times_of_the_device_stand_beside_those_of_the_host() -> None:
     sums = {tuple((point.attributes or {}).values()): point.sum for point in points}
     assert sums[("forward", "host")] == pytest.approx(0.4)
     assert sums[("forward", "device")] == pytest.approx(0.19)
+    made = {metric.name: values_of(metric) for metric in rank_metrics(reading, NOW) if metric.name in OF_OWN_TIME}
+    assert made == {"training.step.own_time": {("host",): 0.5, ("device",): 0.19}, "training.steps.timed": {(): 1}}
 
 
 def test_checkpoints_are_told_by_kind_part_and_outcome() -> None:
@@ -426,7 +435,7 @@ def test_ranks_and_node_send_under_their_own_resource() -> None:
 
 
 def test_in_a_large_job_the_ranks_of_a_node_share_its_histograms() -> None:
-    """200 series for each of a thousand ranks are more than a Prometheus takes."""
+    """200 series for each of a thousand ranks are more than a Prometheus takes; who is late is told of each rank."""
     shared = StepAggregates(ExplicitAggregate)
     reading_of(aggregates=shared)
     reading_of(aggregates=shared)
@@ -435,7 +444,8 @@ def test_in_a_large_job_the_ranks_of_a_node_share_its_histograms() -> None:
     node = node_metrics(NodeReading(Resource({}), START, HEALTH, shared), NOW)
 
     assert (has_own_histograms(64), has_own_histograms(65)) == (True, False)
-    assert len(rank) == 7
+    assert {metric.name for metric in rank} >= {names.OWN_TIME.name, names.STEPS.name, names.TIME.name}
+    assert not any(metric.name in (names.STEP_DURATION.name, names.PHASE_DURATION.name) for metric in rank)
     point = next(metric for metric in node if metric.name == "training.step.duration").data.data_points[0]
     assert isinstance(point, HistogramDataPoint)
     assert point.count == 4

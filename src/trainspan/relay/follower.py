@@ -21,6 +21,7 @@ from trainspan.relay.timeline.checkpoints import Checkpoint, checkpoint_of
 from trainspan.relay.timeline.collectives import Call, Collectives
 from trainspan.relay.timeline.counters import COMPILED, REDUCER, counts_of
 from trainspan.relay.timeline.energy import Charge
+from trainspan.relay.timeline.own_time import OwnTime
 from trainspan.relay.timeline.progress import Position, Progress
 from trainspan.relay.timeline.rank_summary import RankSummary
 from trainspan.relay.timeline.records import Interval, ProcessEnd, RankStep, phase_times_of
@@ -102,6 +103,7 @@ class RankFollower:
         self.facts: Mapping[str, Value] = {}
         self.started_ns: int | None = None
         self._collectives = Collectives()
+        self._own_time = OwnTime()
         self._skipped = 0
         self._compiled: Mapping[str, int] = {}
         self._reducer: Mapping[str, int] = {}
@@ -154,9 +156,12 @@ class RankFollower:
         for step, times_ns in zip(steps, phase_times_ns, strict=True):
             self.account.charge(step, times_ns, self._compiling_in(step) if self._compiling else 0)
             self._aggregates.fold(step, times_ns)
+            self._own_time = self._own_time.with_step(times_ns)
             self._look_into(step)
         for timed in self.device.pair(steps):
-            self._aggregates.fold_device(timed.device.phase_times(timed.step))
+            times_ns = timed.device.phase_times(timed.step)
+            self._aggregates.fold_device(times_ns)
+            self._own_time = self._own_time.with_timed_step(times_ns)
         self.throughput.count(steps)
         if steps:
             self.last_number = steps[-1].number
@@ -251,6 +256,7 @@ class RankFollower:
             self._reducer,
             {phase.wire: joules for phase, joules in self.energy_j.items()},
             total_j / _J_PER_KWH * self._carbon_g_per_kwh if total_j and self._carbon_g_per_kwh is not None else None,
+            self._own_time,
             self.throughput.work(),
             Position() if self.last_number is None else self.progress.of(self.last_number),
             self.scalars.logged(),

@@ -2,7 +2,7 @@
 
 Series. A histogram of 19 bounds is 22 series, and a rank has one for its steps and one for each of up to 8 phases: 200.
 Up to `PER_RANK_HISTOGRAMS` ranks each rank sends its own (13,000 series); beyond, a node sends one set for its ranks
-(1000 ranks on 125 nodes: 25,000). What tells ranks apart at any size are the other metrics of a rank, about 10 series.
+(1000 ranks on 125 nodes: 25,000). What tells ranks apart at any size are the other metrics of a rank, about 12 series.
 Exponential histograms follow the same rule.
 """
 
@@ -38,6 +38,7 @@ from trainspan.relay.signals.aggregates import (
 from trainspan.relay.signals.contexts import SCOPE
 from trainspan.relay.signals.devices import device_metrics
 from trainspan.relay.signals.numbers import CUMULATIVE, number_metric
+from trainspan.relay.timeline.own_time import OwnTime
 from trainspan.relay.timeline.progress import Position
 from trainspan.relay.timeline.scalars import Logged
 from trainspan.relay.timeline.throughput import Work
@@ -109,6 +110,7 @@ class RankReading(NamedTuple):
     `compiled`: what the compiler has counted; `reducer`: what DDP's reducer has measured; empty: nothing.
     `energy_j`: of its GPU while it trained, by phase; empty: not known.
     `carbon_g`: what that amounts to; None: no estimate is wished, or there is no energy.
+    `own`: the time of its steps in which it waited for no other rank.
     `work`: what its steps worked through; `position`: of the last, as its framework counts; `logged`: by the script.
     `stalled_ns`: for how long it has given no sign, by the phase it stands in; empty: it is not stalled.
     """
@@ -130,6 +132,7 @@ class RankReading(NamedTuple):
     reducer: Mapping[str, int] = {}
     energy_j: Mapping[str, float] = {}
     carbon_g: float | None = None
+    own: OwnTime = OwnTime()
     work: Work = Work()
     position: Position = Position()
     logged: Logged = Logged()
@@ -175,6 +178,7 @@ def rank_metrics(rank: RankReading, time_unix_ns: int) -> list[Metric]:
     states_s = {state: time_ns / NS_PER_S for state, time_ns in rank.account.states().items()}
     return [
         *_histograms(rank.aggregates, span),
+        *_own_time(rank.own, span),
         *_numbers(names.STEPS, {None: rank.steps}, span),
         *_numbers(names.TIME, states_s, span),
         *_numbers(names.GOODPUT, rank.goodput, span),
@@ -251,6 +255,14 @@ def _histograms(aggregates: StepAggregates | None, span: tuple[int, int]) -> lis
         *_histogram(names.STEP_DURATION, [aggregates.step.point({}, *span)]),
         *_histogram(names.PHASE_DURATION, phases),
         *_histogram(names.CHECKPOINT_DURATION, checkpoints),
+    ]
+
+
+def _own_time(own: OwnTime, span: tuple[int, int]) -> list[Metric]:
+    clocks = {"host": own.host_ns, "device": own.device_ns}
+    return [
+        *_numbers(names.OWN_TIME, {clock: ns / NS_PER_S for clock, ns in clocks.items() if ns is not None}, span),
+        *_numbers(names.STEPS_TIMED, {None: own.timed or None}, span),
     ]
 
 
