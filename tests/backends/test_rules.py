@@ -1,5 +1,6 @@
 """The recording rules and alerts, by Prometheus' own unit tests."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -30,6 +31,16 @@ def test_every_alert_fires_in_a_unit_test() -> None:
 
     assert len(alerts) >= 6
     assert [alert for alert in alerts if f"alertname: {alert}\n" not in fired] == []
+
+
+def test_every_alert_is_quiet_in_a_unit_test() -> None:
+    """One that always rings is switched off, and then it is none."""
+    alerts = _names((PROMETHEUS / "rules" / "alerts.yaml").read_text(), "- alert: ")
+    cases = (PROMETHEUS / "tests" / "alerts.yaml").read_text()
+
+    quiet = set(re.findall(r"\{alertname: (\w+), eval_time: \w+, exp_alerts: \[\]\}", cases))
+
+    assert [alert for alert in alerts if alert not in quiet] == []
 
 
 def test_every_recording_rule_is_computed_in_a_unit_test() -> None:
