@@ -32,6 +32,11 @@ FLEET = Dashboard(
                     f'sum {BY_RUN} (increase(training_time_seconds_total{{training_state!="productive"}}[$__range]))',
                     "Rank seconds lost",
                 ),
+                Query(
+                    f"sum {BY_RUN} (max by (job, training_run_id, training_restart_reason) "
+                    "(last_over_time(training_restarts_total[$__range])))",
+                    "Restarts",
+                ),
             ),
             width=24,
             height=10,
@@ -56,8 +61,7 @@ FLEET = Dashboard(
             "Ranks in each state but `productive`, on average. The widest band is what pays most to work on.",
             (
                 Query(
-                    "sum by (training_state) "
-                    '(rate(training_time_seconds_total{training_state!="productive"}[$__rate_interval]))',
+                    'sum by (training_state) (job:training_time:rate_5m{training_state!="productive"})',
                     "{{training_state}}",
                 ),
             ),

@@ -1,6 +1,6 @@
 """Dashboard *GPU & energy*: what the devices of a run's nodes do, draw and suffer."""
 
-from panels import GPU_NAME, ONE_GPU, ONE_RANK, ONE_RUN, Dashboard, Panel, Query, stat
+from panels import GPU_NAME, MOST, ONE_GPU, ONE_RANK, ONE_RUN, Dashboard, Panel, Query, growing, highest, lowest, stat
 
 GPU = Dashboard(
     "trainspan-gpu",
@@ -51,7 +51,7 @@ GPU = Dashboard(
             "are kept waiting at full price.",
             (
                 Query(
-                    f"sum by (training_phase) (rate(training_energy_joules_total{{{ONE_RANK}}}[$__rate_interval]))",
+                    f"sum by (training_phase) (job:training_power:watts_5m{{{ONE_RUN}}})",
                     "{{training_phase}}",
                 ),
             ),
@@ -80,10 +80,12 @@ GPU = Dashboard(
             "expandable_segments. Ever growing: a tensor is kept over steps.",
             (
                 Query(
-                    f"training_allocator_memory_usage_bytes{{{ONE_RANK}}}",
+                    highest(
+                        f"training_allocator_memory_usage_bytes{{{ONE_RANK}}}", " by (training_allocator_memory_state)"
+                    ),
                     "rank {{training_rank}} {{training_allocator_memory_state}}",
                 ),
-                Query(f"training_allocator_memory_peak_bytes{{{ONE_RANK}}}", "rank {{training_rank}} peak"),
+                Query(highest(f"training_allocator_memory_peak_bytes{{{ONE_RANK}}}"), "rank {{training_rank}} peak"),
             ),
             "bytes",
         ),
@@ -94,12 +96,11 @@ GPU = Dashboard(
             "of memory: make the batch or the activations smaller.",
             (
                 Query(
-                    f"sum by (training_rank) (increase(training_allocator_retries_total{{{ONE_RANK}}}"
-                    f"[$__rate_interval]))",
+                    growing(f"training_allocator_retries_total{{{ONE_RANK}}}"),
                     "rank {{training_rank}} retries",
                 ),
                 Query(
-                    f"sum by (training_rank) (increase(training_allocator_ooms_total{{{ONE_RANK}}}[$__rate_interval]))",
+                    growing(f"training_allocator_ooms_total{{{ONE_RANK}}}"),
                     "rank {{training_rank}} out of memory",
                 ),
             ),
@@ -108,17 +109,27 @@ GPU = Dashboard(
             "GPU utilisation",
             "timeseries",
             "Share of time in which any kernel ran. It says that the GPU was not idle, not that it was used well: a "
-            "hung collective shows 100 %.",
-            (Query(f'hw_gpu_utilization_ratio{{{ONE_GPU},hw_gpu_task="general"}}', GPU_NAME),),
+            "hung collective shows 100 %. Of many GPUs the idlest are shown.",
+            (Query(lowest(f'hw_gpu_utilization_ratio{{{ONE_GPU},hw_gpu_task="general"}}'), GPU_NAME),),
             "percentunit",
             maximum=1,
         ),
         Panel(
             "Memory in use",
             "timeseries",
-            "Share of each GPU's memory, by whomever it is used. Above the allocator's reserve: the context, NCCL's "
-            "buffers, or another process.",
-            (Query(f"hw_gpu_memory_utilization_ratio{{{ONE_GPU}}}", GPU_NAME),),
+            "Of each GPU, by whomever it is used, and what it has. Above the allocator's reserve: the context, NCCL's "
+            "buffers, or another process. Of many GPUs the fullest are shown.",
+            (
+                Query(highest(f"hw_gpu_memory_usage_bytes{{{ONE_GPU}}}"), GPU_NAME),
+                Query(f"min by (hw_model) (hw_gpu_memory_limit_bytes{{{ONE_GPU}}})", "{{hw_model}} has"),
+            ),
+            "bytes",
+        ),
+        Panel(
+            "Share of memory in use",
+            "timeseries",
+            "The same as a share of each GPU's own memory. Near 1 on one GPU only: work is not spread evenly.",
+            (Query(highest(f"hw_gpu_memory_utilization_ratio{{{ONE_GPU}}}"), GPU_NAME),),
             "percentunit",
             maximum=1,
         ),
@@ -126,29 +137,29 @@ GPU = Dashboard(
             "Power",
             "timeseries",
             "What each board draws. Low in the middle of a run: the GPU waits. One lower than its peers: throttled or "
-            "starved.",
-            (Query(f"hw_power_watts{{{ONE_GPU}}}", GPU_NAME),),
+            "starved. Of many GPUs the lowest are shown.",
+            (Query(lowest(f"hw_power_watts{{{ONE_GPU}}}"), GPU_NAME),),
             "watt",
         ),
         Panel(
             "Energy",
             "bargauge",
-            "What each board has drawn in the time shown, whatever for.",
-            (Query(f"increase(hw_energy_joules_total{{{ONE_GPU}}}[$__range])", GPU_NAME),),
+            "What each board has drawn in the time shown, whatever for; of many GPUs those that drew most.",
+            (Query(f"topk ({MOST}, increase(hw_energy_joules_total{{{ONE_GPU}}}[$__range]))", GPU_NAME),),
             "joule",
         ),
         Panel(
             "Temperature",
             "timeseries",
             "Of each GPU and of its memory. One hotter than its peers will be throttled: see to its cooling.",
-            (Query(f"hw_temperature_celsius{{{ONE_GPU}}}", GPU_NAME + " {{hw_sensor_location}}"),),
+            (Query(highest(f"hw_temperature_celsius{{{ONE_GPU}}}"), GPU_NAME + " {{hw_sensor_location}}"),),
             "celsius",
         ),
         Panel(
             "Clock of the multiprocessors",
             "timeseries",
             "One that is slower than its peers makes every step of all ranks longer; the reason is beside it.",
-            (Query(f'hw_gpu_speed_hertz{{{ONE_GPU},hw_gpu_clock="sm"}}', GPU_NAME),),
+            (Query(lowest(f'hw_gpu_speed_hertz{{{ONE_GPU},hw_gpu_clock="sm"}}'), GPU_NAME),),
             "hertz",
         ),
         Panel(
@@ -182,7 +193,7 @@ GPU = Dashboard(
             "timeseries",
             "Since the relay began. Corrected ones are usual, uncorrected ones are not. The number of an XID: look it "
             "up in NVIDIA's catalogue; 48, 63, 64, 79, 94 and 95 ask for the node to be drained.",
-            (Query(f"hw_errors_total{{{ONE_GPU}}}", GPU_NAME + " {{error_type}}"),),
+            (Query(highest(f"hw_errors_total{{{ONE_GPU}}}"), GPU_NAME + " {{error_type}}"),),
         ),
     ),
 )

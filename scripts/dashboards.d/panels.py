@@ -72,6 +72,28 @@ VARIABLES = {
 }
 
 
-def stat(title: str, description: str, expr: str, unit: str = "short", width: int = 4) -> Panel:
-    """One number."""
-    return Panel(title, "stat", description, (Query(expr),), unit, width, 4)
+MOST = 20
+"""Lines of a panel that has one for each rank, node or GPU. 16,000 would stop the browser, and be read by nobody."""
+
+
+def stat(title: str, description: str, expr: str, unit: str = "short", width: int = 4, legend: str = "") -> Panel:
+    """One number, or one for each value of what `legend` names."""
+    return Panel(title, "stat", description, (Query(expr, legend),), unit, width, 4)
+
+
+def highest(series: str, by: str = "") -> str:
+    """PromQL for a selector's series, or where they are many, those that were highest in the time shown.
+
+    Chosen once for all the time: a line that comes and goes with its place among the others cannot be followed.
+    """
+    return f"{series} and topk{by} ({MOST}, max_over_time({series}[$__range] @ end()))"
+
+
+def lowest(series: str) -> str:
+    """The same of those that were lowest."""
+    return f"{series} and bottomk ({MOST}, min_over_time({series}[$__range] @ end()))"
+
+
+def growing(counter: str) -> str:
+    """PromQL for the increase of a counter's series, or where they are many, of those that grew most."""
+    return f"increase({counter}[$__rate_interval]) and topk ({MOST}, increase({counter}[$__range] @ end()))"

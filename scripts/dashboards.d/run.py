@@ -1,6 +1,8 @@
 """Dashboard *Run*: is it healthy, how far is it, what is lost to what."""
 
-from panels import ONE_RANK, ONE_RUN, Dashboard, Panel, Query, stat
+from panels import ONE_RANK, ONE_RUN, Dashboard, Panel, Query, highest, lowest, stat
+
+CHECKPOINT = "(training_checkpoint_kind, training_checkpoint_part, training_checkpoint_outcome)"
 
 RUN = Dashboard(
     "trainspan-run",
@@ -12,6 +14,13 @@ RUN = Dashboard(
             "Goodput",
             "Productive share of all time of the run so far, restarts included. Below 90 %: see what is lost to what.",
             f'avg(training_goodput_ratio{{{ONE_RUN},training_window="run"}})',
+            "percentunit",
+        ),
+        stat(
+            "Goodput of the time shown",
+            "The same of the window chosen above, whichever it is. Below the number beside it: it has become worse.",
+            f'sum(increase(training_time_seconds_total{{{ONE_RUN},training_state="productive"}}[$__range]))'
+            f" / (sum(increase(training_time_seconds_total{{{ONE_RUN}}}[$__range])) > 0)",
             "percentunit",
         ),
         stat(
@@ -39,8 +48,31 @@ RUN = Dashboard(
         ),
         stat(
             "Restarts",
-            "Attempts after the first. The step anatomy's failed steps say where they ended.",
-            f"max(training_restarts_total{{{ONE_RUN}}})",
+            "Attempts after the first, by why: after a failure, or planned. The step anatomy's failed steps say where "
+            "they ended; three failures in an hour raise an alert.",
+            # Each attempt tells them anew, those before it included.
+            f"max by (training_restart_reason) (training_restarts_total{{{ONE_RUN}}})",
+            width=8,
+            legend="{{training_restart_reason}}",
+        ),
+        stat(
+            "Step of the run",
+            "Over all attempts, as the script or its framework counts. Empty: it does not say.",
+            f"max(training_progress_global_step{{{ONE_RUN}}})",
+            width=5,
+        ),
+        stat(
+            "Epoch",
+            "As the framework counts. Empty: there is no framework, or it has none.",
+            f"max(training_progress_epoch{{{ONE_RUN}}})",
+            width=5,
+        ),
+        stat(
+            "Checkpoint",
+            "Largest file of a checkpoint that a rank has saved. It grows with the model and the optimizer's state.",
+            f"max(training_checkpoint_size_bytes{{{ONE_RUN}}})",
+            "bytes",
+            width=6,
         ),
         Panel(
             "Where the time goes",
@@ -49,7 +81,8 @@ RUN = Dashboard(
             "what to work on.",
             (
                 Query(
-                    f"avg by (training_state) (rank:training_time:share_5m{{{ONE_RUN}}})",
+                    f"sum by (training_state) (job:training_time:rate_5m{{{ONE_RUN}}})"
+                    f" / on () group_left () (sum(job:training_time:rate_5m{{{ONE_RUN}}}) > 0)",
                     "{{training_state}}",
                 ),
             ),
@@ -82,10 +115,11 @@ RUN = Dashboard(
         Panel(
             "Mean step time by rank",
             "timeseries",
-            "Ranks that wait for each other have one line. A line above the others is a rank that drifts away.",
+            "Ranks that wait for each other have one line. A line above the others is a rank that drifts away; of many "
+            "ranks the slowest are shown.",
             (
                 Query(
-                    f"rank:training_step_duration_seconds:mean_5m{{{ONE_RANK}}}",
+                    highest(f"rank:training_step_duration_seconds:mean_5m{{{ONE_RANK}}}"),
                     "rank {{training_rank}} node {{training_node_rank}}",
                 ),
             ),
@@ -95,8 +129,8 @@ RUN = Dashboard(
             "Progress",
             "timeseries",
             "Number of the last step completed by each rank. Flat: no progress. A drop: steps are done again after a "
-            "restart; save checkpoints more often if drops are large.",
-            (Query(f"training_progress_step{{{ONE_RANK}}}", "rank {{training_rank}}"),),
+            "restart; save checkpoints more often if drops are large. Of many ranks those that are behind are shown.",
+            (Query(lowest(f"training_progress_step{{{ONE_RANK}}}"), "rank {{training_rank}}"),),
         ),
         Panel(
             "Samples and tokens a second",
@@ -122,7 +156,7 @@ RUN = Dashboard(
             "Share of what the device could do (TRAINSPAN_PEAK_FLOPS) that the newest 1024 steps did. Low: see what a "
             "step is made of. One rank below the others: see its GPU.",
             (
-                Query(f"training_mfu_ratio{{{ONE_RANK}}}", "rank {{training_rank}}"),
+                Query(lowest(f"training_mfu_ratio{{{ONE_RANK}}}"), "rank {{training_rank}}"),
                 Query(f"job:training_mfu:ratio_5m{{{ONE_RUN}}}", "mean"),
             ),
             "percentunit",
@@ -131,8 +165,53 @@ RUN = Dashboard(
             "What is logged",
             "timeseries",
             "Loss, learning rate and whatever else the script or its framework logs, of each rank by itself. A line "
-            "that ends is no number any more; one that leaves the others is a rank to look at.",
-            (Query(f"training_scalar{{{ONE_RANK}}}", "{{training_scalar_name}} rank {{training_rank}}"),),
+            "that ends is no number any more; one that leaves the others is a rank to look at. Of many ranks the "
+            "highest are shown.",
+            (
+                Query(
+                    highest(f"training_scalar{{{ONE_RANK}}}", " by (training_scalar_name)"),
+                    "{{training_scalar_name}} rank {{training_rank}}",
+                ),
+            ),
+        ),
+        Panel(
+            "What is counted",
+            "timeseries",
+            "What the script counts by itself (`trainspan.counter`), of all ranks together, a second.",
+            (
+                Query(
+                    f"sum by (training_counter_name) (rate(training_counter_total{{{ONE_RUN}}}[$__rate_interval]))",
+                    "{{training_counter_name}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Saving and loading checkpoints",
+            "bargauge",
+            "Mean time of a call in the time shown. `blocking` and `staging` hold training up, `background` does not. "
+            "A `failure` is a checkpoint that is not there when it is needed: see the attempt's trace.",
+            (
+                Query(
+                    f"sum by {CHECKPOINT} (increase(training_checkpoint_duration_seconds_sum{{{ONE_RUN}}}[$__range]))"
+                    f" / (sum by {CHECKPOINT} "
+                    f"(increase(training_checkpoint_duration_seconds_count{{{ONE_RUN}}}[$__range])) > 0)",
+                    "{{training_checkpoint_kind}} {{training_checkpoint_part}} {{training_checkpoint_outcome}}",
+                ),
+            ),
+            "s",
+        ),
+        Panel(
+            "Calls and values that were not taken",
+            "timeseries",
+            "Zero is right. Calls of the API that made no sense, by what was wrong with them (see docs/api.md): their "
+            "phases or steps are not in the account. Values dropped: too many names were logged, or what is no number.",
+            (
+                Query(
+                    f"sum by (kind) (increase(trainspan_misuse_total{{{ONE_RUN}}}[$__rate_interval]))",
+                    "calls: {{kind}}",
+                ),
+                Query(f"sum(increase(trainspan_scalars_dropped_total{{{ONE_RUN}}}[$__rate_interval]))", "values"),
+            ),
         ),
         Panel(
             "Telemetry on its way",
@@ -146,7 +225,8 @@ RUN = Dashboard(
             "Telemetry lost or refused",
             "timeseries",
             "Zero is right. Marks or events lost: give the relay more CPU or raise TRAINSPAN_RING_MARKS. Batches "
-            "dropped: the spool was full. Failures: see the relay's log or `trainspan doctor`.",
+            "dropped: the spool was full. Attempts refused: see the relay's log or `trainspan doctor`. Spans cut: a "
+            "trace was larger than a backend takes.",
             tuple(
                 Query(f"sum(increase({metric}{{{ONE_RUN}}}[$__rate_interval]))", legend)
                 for metric, legend in (
@@ -155,16 +235,36 @@ RUN = Dashboard(
                     ("trainspan_recording_errors_total", "recording errors"),
                     ("trainspan_spool_dropped_total", "batches dropped"),
                     ("trainspan_export_failures_total", "attempts refused"),
+                    ("trainspan_spans_dropped_total", "spans cut"),
                 )
             ),
         ),
         Panel(
-            "Relay",
+            "Lag of the relays",
             "timeseries",
             "Age of the oldest mark the relay's last look took. Rising toward the ring's length in time: the relay is "
             "starved of CPU, and marks will be lost.",
-            (Query(f"max by (training_node_rank) (trainspan_relay_lag_seconds{{{ONE_RUN}}})", "node lag"),),
+            (Query(highest(f"trainspan_relay_lag_seconds{{{ONE_RUN}}}"), "node {{training_node_rank}}"),),
             "s",
+        ),
+        Panel(
+            "CPU of the relays",
+            "timeseries",
+            "Share of one core that the relay of a node takes. It grows with the steps a second of the node's ranks.",
+            tuple(
+                Query(
+                    f"{function}(rate(trainspan_relay_cpu_time_seconds_total{{{ONE_RUN}}}[$__rate_interval]))", legend
+                )
+                for function, legend in (("max", "the busiest"), ("avg", "mean"))
+            ),
+            "percentunit",
+        ),
+        Panel(
+            "Marks",
+            "timeseries",
+            "What all ranks recorded and the relays read, a second. Zero while steps go on cannot be; zero and no "
+            "steps: training hangs, see `Since the last step`.",
+            (Query(f"sum(rate(trainspan_marks_total{{{ONE_RUN}}}[$__rate_interval]))", "marks"),),
         ),
     ),
 )

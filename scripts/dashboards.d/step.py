@@ -1,6 +1,8 @@
 """Dashboard *Step anatomy*: what a step is made of, on which rank, and the traces of slow ones."""
 
-from panels import ONE_RANK, Dashboard, Panel, Query
+from panels import MOST, ONE_RANK, Dashboard, Panel, Query, highest
+
+COLLECTIVE = "(training_collective_op, training_collective_group)"
 
 STEP = Dashboard(
     "trainspan-step",
@@ -32,7 +34,7 @@ STEP = Dashboard(
             "makes its peers long in backward: look at that rank, not at them.",
             (
                 Query(
-                    f"sort_desc(sum by (training_rank, training_node_rank, training_phase) "
+                    f"topk ({2 * MOST}, sum by (training_rank, training_node_rank, training_phase) "
                     f'(increase(training_phase_duration_seconds_sum{{{ONE_RANK},training_clock="host"}}[$__range]))'
                     f" / on (training_rank, training_node_rank) group_left () "
                     f"(sum by (training_rank, training_node_rank) "
@@ -64,7 +66,7 @@ STEP = Dashboard(
             "for 15 minutes raises an alert.",
             (
                 Query(
-                    f"rank:training_straggler:score_5m{{{ONE_RANK}}}",
+                    highest(f"rank:training_straggler:score_5m{{{ONE_RANK}}}"),
                     "rank {{training_rank}} node {{training_node_rank}}",
                 ),
             ),
@@ -77,7 +79,7 @@ STEP = Dashboard(
             "drift apart.",
             (
                 Query(
-                    f"rank:training_step_deviation:seconds_5m{{{ONE_RANK}}}",
+                    highest(f"rank:training_step_deviation:seconds_5m{{{ONE_RANK}}}"),
                     "rank {{training_rank}} node {{training_node_rank}}",
                 ),
             ),
@@ -87,7 +89,7 @@ STEP = Dashboard(
             "Above the ideal step",
             "timeseries",
             "Median of the newest 100 steps less the ideal step time. Rising: the run is slower than it can be.",
-            (Query(f"training_step_deviation_seconds{{{ONE_RANK}}}", "rank {{training_rank}}"),),
+            (Query(highest(f"training_step_deviation_seconds{{{ONE_RANK}}}"), "rank {{training_rank}}"),),
             "s",
         ),
         Panel(
@@ -97,7 +99,7 @@ STEP = Dashboard(
             "shortest bar is the one that the others wait for.",
             (
                 Query(
-                    f"sort(sum by (training_rank, training_node_rank, training_collective_op) "
+                    f"bottomk ({2 * MOST}, sum by (training_rank, training_node_rank, training_collective_op) "
                     f"(increase(training_collective_duration_seconds_sum{{{ONE_RANK}}}[$__range]))"
                     f" / on (training_rank, training_node_rank) group_left () "
                     f"(sum by (training_rank, training_node_rank) "
@@ -106,6 +108,54 @@ STEP = Dashboard(
                 ),
             ),
             "s",
+        ),
+        Panel(
+            "Waiting in collectives",
+            "timeseries",
+            "Mean of what a rank spends in a collective beyond the one of its node that came last. High: ranks come at "
+            "different times, and the straggler score says who is late.",
+            (
+                Query(
+                    f"sum by {COLLECTIVE} (rate(training_collective_wait_seconds_sum{{{ONE_RANK}}}[$__rate_interval]))"
+                    f" / (sum by {COLLECTIVE} "
+                    f"(rate(training_collective_wait_seconds_count{{{ONE_RANK}}}[$__rate_interval])) > 0)",
+                    "{{training_collective_op}} {{training_collective_group}}",
+                ),
+            ),
+            "s",
+        ),
+        Panel(
+            "Bytes in collectives",
+            "timeseries",
+            "What the ranks chosen hand to collectives called from Python, a second. More bytes in the same step: "
+            "another sharding, or a collective that is called more often than it has to be.",
+            (
+                Query(
+                    f"sum by {COLLECTIVE} (rate(training_collective_size_bytes_sum{{{ONE_RANK}}}[$__rate_interval]))",
+                    "{{training_collective_op}} {{training_collective_group}}",
+                ),
+            ),
+            "Bps",
+        ),
+        Panel(
+            "Reducer of DistributedDataParallel",
+            "timeseries",
+            "What it measured of an iteration, on average over the ranks chosen. `backward_comm` far above "
+            "`backward_overlap`: communication is not hidden behind backward; try larger or smaller buckets.",
+            (
+                Query(
+                    f"avg by (training_ddp_part) (training_ddp_duration_seconds{{{ONE_RANK}}})", "{{training_ddp_part}}"
+                ),
+            ),
+            "s",
+        ),
+        Panel(
+            "Gradient buckets of DistributedDataParallel",
+            "timeseries",
+            "Bytes of all buckets of a rank. It should be the gradients of the model; a change is a change of what is "
+            "trained.",
+            (Query(f"max(training_ddp_bucket_size_bytes{{{ONE_RANK}}})", "largest"),),
+            "bytes",
         ),
         Panel(
             "Compilation and skipped steps",

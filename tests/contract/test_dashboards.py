@@ -33,6 +33,10 @@ SERIES = {
     "updowncounter": ("",),
 }
 
+RULES = ROOT / "collector-config" / "prometheus" / "rules"
+OF_ONE = re.compile(r"\{\{(training_rank|training_node_rank|hw_name)\}\}")
+"""In the legend of a query that draws a line for each rank, node or GPU."""
+
 every_dashboard = pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 
 
@@ -111,6 +115,28 @@ def test_every_metric_exists(path: Path) -> None:
 
     assert asked
     assert asked - known == set()
+
+
+def test_every_metric_is_shown_somewhere() -> None:
+    """What is recorded, sent and stored, and then on no panel and in no rule, is found by nobody who needs it."""
+    files = [*DASHBOARDS, *RULES.glob("*.yaml")]
+    asked = set(re.findall(r"\b(?:training|trainspan|hw)_\w+", " ".join(path.read_text() for path in files)))
+
+    assert [metric.name for metric in names.METRICS if not asked & set(_series_of(metric))] == []
+
+
+@every_dashboard
+def test_no_panel_draws_a_line_for_every_rank_of_a_large_job(path: Path) -> None:
+    """A job of 16,000 ranks would stop the browser, and of 16,000 lines nobody can tell the one that matters."""
+    targets = [target for panel in json.loads(path.read_text())["panels"] for target in panel["targets"]]
+
+    unbounded = [
+        target["expr"]
+        for target in targets
+        if OF_ONE.search(target.get("legendFormat", "")) and not re.search(r"\b(topk|bottomk)\b", target["expr"])
+    ]
+
+    assert unbounded == []
 
 
 def _series_of(metric: names.Metric) -> list[str]:
