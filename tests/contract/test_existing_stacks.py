@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -18,6 +19,8 @@ MANIFESTS = sorted((STACKS / "kubernetes").glob("*.yaml"))
 SCRIPTS = sorted((STACKS / "slurm").iterdir())
 PAGES = sorted(STACKS.glob("*.md"))
 
+OF_OPERATORS = {"Instrumentation"}
+"""Kinds that Kubernetes itself has no schema of."""
 OURS = {variable.name for variable in settings.VARIABLES}
 OF_PLACES = {name for _, names in FROM_ENVIRONMENT for name in names}
 # Read by destinations.py, sampling.py, resource.py, or by opentelemetry-instrument.
@@ -73,6 +76,27 @@ def test_manifest_loads_and_its_variables_are_read(manifest: Path) -> None:
     assert unknown({entry["name"] for entry in given}) == []
     assert settings.load(values)[1] == []
     assert [field for field in fields if not FIELDS.fullmatch(field)] == []
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.37"], ids=["oldest", "newest"])
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
+def test_kubernetes_knows_every_field(manifest: Path, version: str) -> None:
+    """What is in the wrong place is refused by the API server, or worse, dropped by it."""
+    of_kubernetes = [found for found in documents(manifest) if found["kind"] not in OF_OPERATORS]
+
+    for found in of_kubernetes:
+        kubernetes_validate.validate(found, version, strict=True)
+
+    assert of_kubernetes
+
+
+def test_a_field_that_kubernetes_does_not_know_is_found() -> None:
+    """A validation that says yes to everything would be worse than none."""
+    (job,) = documents(STACKS / "kubernetes" / "job-sidecar.yaml")
+    job["spec"]["template"]["spec"]["terminationGracePeriod"] = 60
+
+    with pytest.raises(kubernetes_validate.ValidationError, match="terminationGracePeriod"):
+        kubernetes_validate.validate(job, "1.29", strict=True)
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
