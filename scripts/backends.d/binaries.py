@@ -1,4 +1,4 @@
-"""The real Collector, Jaeger and Prometheus: made from which pins, kept where.
+"""The real Collector, Jaeger and Prometheus, and what judges a Compose file: made from which pins, kept where.
 
 Each folder beside this file is a Go module: its `go.mod` pins every dependency and its `go.sum` verifies what is
 fetched. The binaries lie outside the tree, in a folder named by a hash of those files, so a machine makes them once
@@ -43,6 +43,7 @@ BINARIES = (
     Binary("prometheus", "prometheus", "github.com/prometheus/prometheus/cmd/prometheus"),
     Binary("promtool", "prometheus", "github.com/prometheus/prometheus/cmd/promtool"),
     Binary("jaeger", "jaeger", "github.com/jaegertracing/jaeger/cmd/jaeger"),
+    Binary("compose", "compose", "."),
 )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import binaries
 
+COMPOSE = Path(__file__).resolve().parents[2] / "docker-compose.yml"
 COLLECTOR = ("laptop", "agent", "gateway", "laptop+tls", "agent+tls")
 
 
@@ -20,6 +21,7 @@ def results(configurations: Path) -> Iterator[tuple[str, str]]:
         "prometheus",
         _complaint("promtool", "check", "config", str(configurations / "prometheus" / "prometheus.yaml")),
     )
+    yield "compose docker-compose", _complaint("compose", str(COMPOSE), "nvidia")
 
 
 def _complaint(program: str, *arguments: str) -> str:

@@ -20,7 +20,7 @@ def test_shipped_configurations_load(repository: Path) -> None:
     assert result.returncode == 0, result.stderr
     checked = {word for line in result.stdout.splitlines() for word in line.split()[-1].split("+")}
     shipped = {file.stem for file in (repository / "collector-config").glob("*.yaml")}
-    assert checked == shipped | {"prometheus"}
+    assert checked == shipped | {"prometheus", "docker-compose"}
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["ok"] * len(result.stdout.splitlines())
 
 
