@@ -126,6 +126,19 @@ RUN = Dashboard(
             "s",
         ),
         Panel(
+            "Ranks that stand still",
+            "timeseries",
+            "For how long a rank has given no sign, with the phase it is in. Empty: all go on. Of several the highest "
+            "line stood first, and is likely the one that the others wait for.",
+            (
+                Query(
+                    highest(f"training_stall_age_seconds{{{ONE_RANK}}}"),
+                    "rank {{training_rank}} node {{training_node_rank}} in {{training_phase}}",
+                ),
+            ),
+            "s",
+        ),
+        Panel(
             "Progress",
             "timeseries",
             "Number of the last step completed by each rank. Flat: no progress. A drop: steps are done again after a "

@@ -38,9 +38,9 @@ VALUES = {
     names.HW_GPU_CLOCK: ["sm"],
 }
 # Of a run without a GPU in which nothing goes wrong: what their panels are about did not happen.
-NOT_ON_A_CPU = ("device", "allocator", "hw_", "energy", "carbon", "sampled.reason")
+NOT_ON_A_CPU = ("device", "allocator", "hw_", "energy", "carbon", "sampled.reason", "stall")
 # Of a torch that only says that it uses a GPU, beside the two panels of errors that did not happen.
-NOT_ON_RECORDED_GPUS = ("device", "allocator", "sampled.reason")
+NOT_ON_RECORDED_GPUS = ("device", "allocator", "sampled.reason", "stall")
 # What a run tells of only if its batches come from a DataLoader, or its script logs.
 OF_WORK = ("samples", "tokens", "flops", "mfu", "scalar")
 
