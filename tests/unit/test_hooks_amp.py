@@ -23,6 +23,7 @@ class Watched(NamedTuple):
     marker: Marker
     tape: Tape
     stepped: list[int]
+    stepping: optimizer_hook.Stepping
 
     def steps(self) -> list[tuple[int, bool]]:
         """Number of each step, and whether it was skipped."""
@@ -38,7 +39,7 @@ def watched() -> Iterator[Watched]:
     patches = Patches()
     stepping = optimizer_hook.install(marker, patches, lambda: False, [lambda: stepped.append(marker.steps())])
     amp.install(marker, patches, stepping)
-    yield Watched(marker, tape, stepped)
+    yield Watched(marker, tape, stepped, stepping)
     patches.undo()
 
 
@@ -87,6 +88,18 @@ def test_skipped_step_of_another_optimizer_is_no_step(watched: Watched) -> None:
 
     assert watched.steps() == [(0, False)]
     assert watched.tape.written()[-2:] == AMP
+
+
+@pytest.mark.parametrize("gradient", [1.0, float("inf")])
+def test_scaler_in_a_framework_step_tells_whether_it_was_made(watched: Watched, gradient: float) -> None:
+    """The framework itself may not know: DeepSpeed asks its optimizer, which is torch's own, and no scaler."""
+    scaler, optimizer = make(gradient)
+
+    watched.stepping.whole(lambda: scaler.step(optimizer), lambda _args, _result: (optimizer, True))()
+
+    assert watched.steps() == [(0, gradient != 1.0)]
+    assert watched.tape.written()[0] == "enter optimizer"
+    assert watched.stepped == [1]
 
 
 def test_scaler_that_is_off_is_not_seen(watched: Watched) -> None:

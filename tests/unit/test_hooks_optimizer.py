@@ -11,10 +11,12 @@ from torch.optim import SGD, Optimizer
 from torch.optim import optimizer as optim
 
 from tests.unit.tapes import Tape, recording_marker
+from trainspan.guard import seen
 from trainspan.names import Phase
 from trainspan.record.hooks import optimizer as hook
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
+from trainspan.recording.layout import SKIPPED
 
 
 class Watched(NamedTuple):
@@ -25,6 +27,7 @@ class Watched(NamedTuple):
     claims: list[int]
     stepped: list[int]
     patches: Patches
+    stepping: hook.Stepping
 
     def steps(self) -> list[str]:
         """The marks that end a step or an optimizer."""
@@ -43,8 +46,8 @@ def watched() -> Iterator[Watched]:
         claims.append(threading.get_ident())
         return False
 
-    hook.install(marker, patches, claim, [lambda: stepped.append(marker.steps())])
-    yield Watched(marker, tape, claims, stepped, patches)
+    stepping = hook.install(marker, patches, claim, [lambda: stepped.append(marker.steps())])
+    yield Watched(marker, tape, claims, stepped, patches, stepping)
     patches.undo()
 
 
@@ -226,6 +229,69 @@ def test_failure_of_another_rank_does_not_bind_a_forked_one(watched: Watched) ->
     make().step()
 
     assert fresh.written()[-2:] == ["enter optimizer", "step other 0"]
+
+
+def whole_step(watched: Watched, *optimizers: Any, made: bool = True) -> Callable[[], str]:
+    """A framework's own step over some optimizers."""
+
+    def step() -> str:
+        for optimizer in optimizers:
+            optimizer.step()
+        return "answer"
+
+    lead = watched.patches  # whatever lives as long
+    return watched.stepping.whole(step, lambda _args, result: (lead, made and result == "answer"))
+
+
+def test_framework_step_is_one_whatever_steps_in_it(watched: Watched) -> None:
+    """A partition of the parameters after the other, or several optimizers; and one framework's step in another's."""
+    first, second = make(), make()
+    inner = whole_step(watched, second)
+
+    def step() -> None:
+        first.step()
+        first.step()
+        assert inner() == "answer"
+
+    watched.stepping.whole(step, lambda _args, _result: (first, True))()
+
+    assert watched.tape.written() == ["enter optimizer", "step other 0"]
+    assert watched.stepped == [1]
+
+
+def test_framework_step_without_an_optimizers_is_a_skipped_one(watched: Watched) -> None:
+    """A gradient was infinite: the micro-batches before it are not those of the next step."""
+    whole_step(watched, make())()
+    whole_step(watched, made=False)()
+
+    marks = [mark for mark in watched.tape.slots() if mark is not None and mark.kind == "step"]
+    assert [(mark.operand & ~SKIPPED, bool(mark.operand & SKIPPED)) for mark in marks] == [(0, False), (1, True)]
+    assert watched.stepped == [1, 2]
+
+
+def test_failure_of_a_framework_step_leaves_it(watched: Watched) -> None:
+    """It is no step, and the next one is."""
+    optimizer = make(Failing)
+    step = whole_step(watched, optimizer)
+
+    with pytest.raises(ArithmeticError):
+        step()
+    optimizer.fails = False
+    answer = step()
+
+    assert answer == "answer"
+    assert watched.tape.written() == ["enter optimizer", "abort other", "enter optimizer", "step other 0"]
+
+
+@pytest.mark.parametrize("outcome", [lambda _args, result: result["nothing"], lambda _args, _result: ("a text", True)])
+def test_framework_step_whose_outcome_is_not_known_was_made(watched: Watched, outcome: hook.Outcome) -> None:
+    """Another version may say it in another way: who trains does not notice."""
+    before = seen().get("whole_step", 0)
+
+    watched.stepping.whole(make().step, outcome)()
+
+    assert watched.steps() == ["step other 0"]
+    assert seen()["whole_step"] == before + 1
 
 
 def test_undoing_leaves_torch_as_it_was(watched: Watched) -> None:

@@ -56,6 +56,7 @@ class Recorder:
         left_by_exception: whether an exception nobody caught is ending this process.
         step_ends: each is called after every step of training.
         captures: of CUDA graphs, while they are under way.
+        stepping: what the optimizer's hook tells others; None where there is no such hook.
         notes: what is told of checkpoints; `spans`: of other stretches of time.
     """
 
@@ -66,6 +67,7 @@ class Recorder:
         self.left_by_exception = False
         self.step_ends: list[Callable[[], None]] = []
         self.captures = Captures()
+        self.stepping: Any = None
         self.spans = SpanTeller(self.event, lambda: self.recording)
         self.notes = Notes(marker, self.event, lambda: self.recording, settings.checkpoint_path)
         self._writer: RecordingWriter | None = None

@@ -4,17 +4,23 @@ A step of training ends when the lead optimizer's outermost `step` returns. The 
 not stepped while another did `_PATIENCE` times, that one becomes the lead. So a GAN's two optimizers make one step an
 iteration, accumulation makes one step of several micro-batches, and a wrapper that calls an inner optimizer (ZeRO, a
 subclass calling super().step()) counts once. Cost: 0.5 µs a step.
+
+A framework's own step may let one optimizer step several times (a partition of the parameters after the other), several
+optimizers, or none (a gradient was infinite). It is marked as a whole, and is one step.
 """
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+import torch
 from torch.optim import optimizer as optim
 from torch.optim.optimizer import Optimizer
 
+from trainspan.guard import warn_once
 from trainspan.names import Phase
 from trainspan.record.marker import FOREIGN, Marker
 from trainspan.record.patches import Patches
@@ -30,12 +36,18 @@ class Stepping(NamedTuple):
     `scaled(outer)`: a gradient scaler, in a phase of its own, may let an optimizer step; with that its phase ends, and
     the rank is back in `outer`. `unscaled()`: whether none has stepped; none is expected to any more.
     `skipped(optimizer, outer)`: the scaler did not let it, and the phase ends with that.
+    `whole(call, outcome)`: `call`, a framework's own step, marked as one, whatever steps in it.
+    `outcome(args, result)`: the optimizer that stands for it, and whether the step was made; it may raise.
     """
 
     lead: Callable[[], Any]
     scaled: Callable[[int], None]
     unscaled: Callable[[], bool]
     skipped: Callable[[Any, int], None]
+    whole: Callable[[Callable[..., Any], "Outcome"], Callable[..., Any]]
+
+
+Outcome = Callable[[tuple[Any, ...], Any], tuple[Any, bool]]
 
 
 def install(
@@ -121,14 +133,16 @@ class _Lead:
         self._reference = weakref.ref(optimizer, gone)
 
 
-def _hooks(
+def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
     marker: Marker, claim: Callable[[], bool], step_ends: Iterable[Callable[[], None]], lead: _Lead
 ) -> tuple[Callable[[Any, Any, Any], None], Callable[[Any, Any, Any], None], Stepping]:
     enter, resume, step, abort, mine = marker.enter, marker.resume, marker.step, marker.abort, marker.mine
     wrapper: CodeType | None = None
     depth = 0
     outer = 0
+    in_whole = unmade = False  # a framework's own step is open; a scaler in it has not let the optimizer step
     scaling = _Scaling()
+    is_compiling = torch.compiler.is_compiling
 
     def runs() -> bool:
         # Asked by whatever is entered while an optimizer's step is open: a closure's forward, or, when an exception
@@ -158,15 +172,18 @@ def _hooks(
         if scaling.outer is not None and mine():
             resume(scaling.outer)
             scaling.outer = None
-        if marker.now() == _OPTIMIZER and mine():
-            outer, depth = _OPTIMIZER, 1  # the user has marked this as a phase
+        if in_whole and mine():
             return
-        entered = enter(_OPTIMIZER)
-        if entered == FOREIGN and claim():
-            entered = enter(_OPTIMIZER)
+        entered = enter_step()
         if entered >= 0:
             outer = entered
             depth = 1
+
+    def enter_step() -> int:
+        if marker.now() == _OPTIMIZER and mine():
+            return _OPTIMIZER  # the user has marked this as a phase
+        entered = enter(_OPTIMIZER)
+        return enter(_OPTIMIZER) if entered == FOREIGN and claim() else entered
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal depth
@@ -189,14 +206,53 @@ def _hooks(
                 end()
 
     def skipped(optimizer: Any, outer: int) -> None:
-        close(optimizer, outer, marker.skip)
+        nonlocal unmade
+        if in_whole:
+            unmade = True
+            resume(outer)
+        else:
+            close(optimizer, outer, marker.skip)
+
+    def whole(call: Callable[..., Any], outcome: Outcome) -> Callable[..., Any]:
+        def whole_step(*args: Any, **kwargs: Any) -> Any:
+            nonlocal in_whole, unmade
+            if is_compiling() or (mine() and (in_whole or (depth and runs()))):
+                return call(*args, **kwargs)
+            outer = enter_step()
+            if outer < 0:
+                return call(*args, **kwargs)
+            in_whole, unmade = True, False
+            try:
+                result = call(*args, **kwargs)
+            except BaseException:
+                in_whole = False
+                if outer != _OPTIMIZER:
+                    abort(outer)
+                raise
+            in_whole = False
+            optimizer, made = _known(outcome, args, result)
+            close(optimizer, outer, step if made and not unmade else marker.skip)
+            return result
+
+        return functools.update_wrapper(whole_step, call)
 
     for hook in (before, after):
         # A compiler that traces `step` calls the hooks as they are. Stepping aside, as other hooks do, would leave no
         # step at all where the optimizer is compiled. Every torch so far breaks its graph in `step` by itself.
         hook._torchdynamo_disable = True  # type: ignore[attr-defined]
     marker.guard_optimizer(runs)
-    return before, after, Stepping(lead.optimizer, scaling.begin, scaling.end, skipped)
+    return before, after, Stepping(lead.optimizer, scaling.begin, scaling.end, skipped, whole)
+
+
+def _known(outcome: Outcome, args: tuple[Any, ...], result: Any) -> tuple[Any, bool]:
+    """The outcome of a framework's step; one that it does not tell as expected was made, by nobody that is known."""
+    try:
+        optimizer, made = outcome(args, result)
+        weakref.ref(optimizer)  # as the lead is kept
+        return optimizer, made
+    except Exception as error:
+        warn_once("whole_step", f"whether a step was skipped is not known: {type(error).__name__}: {error}")
+        return outcome, True
 
 
 def _frames_of(code: CodeType | None) -> int:
