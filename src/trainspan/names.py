@@ -309,7 +309,11 @@ SPAN_ATTRIBUTES = (
     Name(BACKEND, "Backend of the process group."),
     Name(DATA_WORKERS, "Worker processes of the DataLoader."),
     Name(BATCH_SIZE, "Batch size of the first DataLoader that was iterated."),
-    Name(STRATEGY, "How the model is spread: `ddp`, `fsdp1`, `fsdp2`, `zero`, `pipeline`, joined by `+`; or `none`."),
+    Name(
+        STRATEGY,
+        "How the model is spread: `ddp`, `fsdp1`, `fsdp2`, `zero`, `pipeline`, `deepspeed`, `megatron`, joined by `+`; "
+        "or `none`.",
+    ),
     Name(MODEL_CLASS, "Class of the largest model under training, below what wraps it."),
     Name(MODEL_PARAMETERS, "Parameters of the models under training that this rank holds."),
     Name(PRECISION, "Type of most of the parameters."),

@@ -90,6 +90,12 @@ def _place_plain(hook: ModuleType, recorder: Recorder, patches: Patches) -> None
 
 def _place_backward(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
     hook.install(recorder.marker, patches, recorder.adopt)
+    watch.add(
+        hook.MEGATRON_MODULE,
+        lambda module, _: _install_hook(
+            "backward of Megatron", lambda: hook.install_megatron(module, recorder.marker, patches, recorder.adopt)
+        ),
+    )
 
 
 def _place_optimizer(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
@@ -105,7 +111,7 @@ def _place_optimizer(hook: ModuleType, recorder: Recorder, patches: Patches) -> 
         step_ends.append(search.step_ended)
 
     _install_hook("forward", place_forward)
-    stepping = hook.install(recorder.marker, patches, recorder.claim, step_ends)
+    stepping = recorder.stepping = hook.install(recorder.marker, patches, recorder.claim, step_ends)
     step_hooks.place(recorder, patches, stepping, searches[0] if searches else None, step_ends, _install_hook)
     _install_hook("cuda_graph", partial(_place_cuda_graph, recorder, patches, step_ends))
     _install_hook("device", partial(_await_device, recorder, step_ends))
@@ -169,6 +175,13 @@ def _place_grad_clip(hook: ModuleType, recorder: Recorder, patches: Patches) -> 
             "grad_clip of FSDP1", lambda: hook.install_fsdp1(module, recorder.marker, patches)
         ),
     )
+    for name in hook.FRAMEWORKS:
+        watch.add(
+            name,
+            lambda module, _: _install_hook(
+                f"grad_clip of {module.__name__}", lambda: hook.install_framework(module, recorder.marker, patches)
+            ),
+        )
 
 
 def _place_checkpoint(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:

@@ -97,6 +97,8 @@ def _place_lifecycle(
     if _is_distributed():
         hook.install_process_group(patches, lifecycle)
     place_later("lifecycle of FSDP", hook.FSDP_MODULE, lambda package: hook.install_fsdp(package, patches, lifecycle))
+    for name in hook.FRAMEWORKS:
+        place_later(f"lifecycle of {name}", name, lambda package: hook.install_framework(package, patches, lifecycle))
     place_later(
         "lifecycle of pipelines",
         hook.PIPELINE_MODULE,

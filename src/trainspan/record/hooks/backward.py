@@ -3,10 +3,14 @@
 `_engine_run_backward` is looked up as a global of two modules; both are patched. `Tensor.backward`,
 `autograd.backward` and `autograd.grad`, however imported, and every wrapper end there. A gradient taken inside a
 forward or another backward stays in the outer phase. Cost: 0.6 µs a call.
+
+Pipelines of Megatron Core call the engine of C++ by themselves, past both: that function is marked too.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import Any, Final
 
 import torch
 from torch import autograd
@@ -15,6 +19,8 @@ from torch.autograd import graph
 from trainspan.names import Phase
 from trainspan.record.marker import FOREIGN, Marker
 from trainspan.record.patches import Patches
+
+MEGATRON_MODULE: Final = "megatron.core.pipeline_parallel.schedules"
 
 _BACKWARD = int(Phase.BACKWARD)
 
@@ -33,6 +39,12 @@ def install(marker: Marker, patches: Patches, adopt: Callable[[], bool]) -> None
     run_backward = _marked(vars(graph)["_engine_run_backward"], marker, adopt)
     for module in (graph, autograd):
         patches.replace(module, "_engine_run_backward", run_backward)
+
+
+def install_megatron(module: ModuleType, marker: Marker, patches: Patches, adopt: Callable[[], bool]) -> None:
+    """Mark the backward of pipelines that free their outputs."""
+    call = vars(module)["custom_backward"]
+    patches.replace(module, "custom_backward", functools.update_wrapper(_marked(call, marker, adopt), call))
 
 
 def _marked(call: Callable[..., Any], marker: Marker, adopt: Callable[[], bool]) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ _FORWARD = int(Phase.FORWARD)
 _VALIDATION = int(Phase.VALIDATION)
 _SLOT = "_compiled_call_impl"
 _SEARCHES_MAX = 8
+_ENGINES = "deepspeed.runtime."
 
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
@@ -41,10 +42,11 @@ class RootCall:
     which is what an uninstrumented module has in the slot.
     """
 
-    __slots__ = ("abort", "called", "enter", "inner", "module", "resume", "without_grad")
+    __slots__ = ("abort", "called", "enter", "inner", "mode", "module", "resume", "without_grad")
 
     def __init__(self, module: nn.Module, inner: Callable[..., Any] | None, marker: Marker, called: list[int]):
         self.module = weakref.ref(module)
+        self.mode = weakref.ref(_moded(module))
         self.inner = inner
         self.enter = marker.enter
         self.resume = marker.resume
@@ -57,7 +59,7 @@ class RootCall:
         call = self.inner or module._call_impl
         if _is_compiling():
             return call(*args, **kwargs)
-        outer = self.enter(_FORWARD if _is_grad_enabled() or module.training else self.without_grad)
+        outer = self.enter(_FORWARD if _is_grad_enabled() or self.trains() else self.without_grad)
         if outer < 0:
             return call(*args, **kwargs)
         self.called[0] = 1
@@ -68,6 +70,11 @@ class RootCall:
             raise
         self.resume(outer)
         return output
+
+    def trains(self) -> bool:
+        """Whether the module is in training mode."""
+        moded = self.mode()
+        return moded is None or moded.training
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
@@ -208,7 +215,7 @@ class RootSearch:
             call = module._call_impl
             if _is_compiling() or not _has_parameters(module):
                 return call(*args, **kwargs)
-            outer = enter(_FORWARD if _is_grad_enabled() or module.training else _phase_without_grad(module))
+            outer = enter(_FORWARD if _is_grad_enabled() or _moded(module).training else _phase_without_grad(module))
             if outer < 0:
                 return call(*args, **kwargs)
             called[0] = 1
@@ -245,6 +252,13 @@ def install(marker: Marker, patches: Patches) -> RootSearch:
 
 def _phase_without_grad(module: nn.Module) -> int:
     return _VALIDATION if any(parameter.requires_grad for parameter in _parameters_of(module)) else _FORWARD
+
+
+def _moded(module: nn.Module) -> nn.Module:
+    """The module whose mode counts: that of an engine of DeepSpeed never changes, only that of the model in it."""
+    if type(module).__module__.startswith(_ENGINES):
+        return module._modules.get("module") or module
+    return module
 
 
 def _autocast() -> str | None:

@@ -2,7 +2,7 @@
 
     training.init.process_group  `init_process_group`
     training.init.model          from the first `nn.Module.__init__` to the last one, `apply` or move that follows soon
-    training.init.wrap           DistributedDataParallel, FSDP1 and FSDP2
+    training.init.wrap           DistributedDataParallel, FSDP1 and FSDP2, and what frameworks have in their place
     training.init.optimizer      `Optimizer.__init__`
     training.init.data_loader    making the first iterator, which starts its workers
 
@@ -36,6 +36,11 @@ from trainspan.record.spans import SpanTeller
 
 FSDP_MODULE: Final = "torch.distributed.fsdp"
 PIPELINE_MODULE: Final = "torch.distributed.pipelining.schedules"
+FRAMEWORKS: Final = {
+    "deepspeed": ("DeepSpeedEngine", "deepspeed"),
+    "megatron.core.distributed": ("DistributedDataParallel", "megatron"),
+}
+"""Modules of frameworks, the class that they wrap a model in, and what that is called as a strategy."""
 
 APART_NS: Final = 2_000_000_000
 """Calls with a longer pause between them are told apart."""
@@ -106,7 +111,7 @@ class Lifecycle:
         over: whether the first step has ended.
         wrapping: calls that wrap the model, one inside the other; the modules they make are theirs.
         group, model, wrap, optimizer, data_loader: the stretches.
-        strategies: how the model is spread over ranks, as far as it says so: `ddp`, `fsdp1`, `fsdp2`, `pipeline`.
+        strategies: how the model is spread over ranks, as far as it says so: `ddp`, `fsdp1`, `pipeline`, …
         replicas: modules of DistributedDataParallel.
     """
 
@@ -202,6 +207,13 @@ def install_fsdp(package: ModuleType, patches: Patches, lifecycle: Lifecycle) ->
         for owner in (sys.modules[name] for name in _FSDP2_OWNERS if name in sys.modules):
             if vars(owner).get("fully_shard") is fully_shard:
                 patches.replace(owner, "fully_shard", wrapping)
+
+
+def install_framework(package: ModuleType, patches: Patches, lifecycle: Lifecycle) -> None:
+    """Watch the construction of what a framework wraps a model in."""
+    name, strategy = FRAMEWORKS[package.__name__]
+    kind = getattr(package, name)
+    patches.replace(kind, "__init__", _wrapping(vars(kind)["__init__"], lifecycle, strategy))
 
 
 def install_pipeline(package: ModuleType, marker: Marker, patches: Patches, lifecycle: Lifecycle) -> None:

@@ -15,6 +15,14 @@ from trainspan.guard import warn_once
 from trainspan.record.hooks.lifecycle import Lifecycle
 
 _WRAPPERS: Final = ("module", "_orig_mod", "_fsdp_wrapped_module")
+_WRAPPING: Final = (
+    "torch.nn.parallel",
+    "torch._dynamo",
+    "torch.distributed",
+    "deepspeed.runtime",
+    "megatron.core.distributed",
+    "megatron.core.transformer.module",  # what computes in half precision
+)
 _HYPERPARAMETERS: Final = {
     "lr": names.OPTIMIZER_LR,
     "weight_decay": names.OPTIMIZER_WEIGHT_DECAY,
@@ -75,8 +83,8 @@ def _of_model(models: list[nn.Module], optimizer: Any) -> dict[str, Any]:
     }
     types: Counter[str] = Counter()
     for parameter in parameters.values():
-        types[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
-    largest = max(models, key=lambda model: sum(p.numel() for p in by_model[id(model)]), default=None)
+        types[str(parameter.dtype).removeprefix("torch.")] += _size_of(parameter)
+    largest = max(models, key=lambda model: sum(map(_size_of, by_model[id(model)])), default=None)
     return {
         names.MODEL_CLASS: None if largest is None else _class_of(largest),
         names.MODEL_PARAMETERS: sum(types.values()),
@@ -88,6 +96,11 @@ def _parameters_of(module: nn.Module) -> Iterator[nn.Parameter]:
     # Not `module.parameters()`, which a model may have replaced by one of its own.
     for inner in nn.Module.modules(module):
         yield from (parameter for parameter in inner._parameters.values() if parameter is not None)
+
+
+def _size_of(parameter: nn.Parameter) -> int:
+    """How many numbers it is; ZeRO-3 of DeepSpeed leaves it empty between its uses."""
+    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
 
 def _class_of(model: nn.Module) -> str:
@@ -104,8 +117,7 @@ def _class_of(model: nn.Module) -> str:
 
 
 def _wraps(model: nn.Module, name: str) -> bool:
-    ours = type(model).__module__.startswith(("torch.nn.parallel", "torch._dynamo", "torch.distributed"))
-    return ours and model._modules.get(name) is not None
+    return type(model).__module__.startswith(_WRAPPING) and model._modules.get(name) is not None
 
 
 def _of_optimizer(optimizer: Any) -> dict[str, Any]:
