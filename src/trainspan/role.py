@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Role:
     """The roles. Plain strings: they travel in the recording's identity."""
 
-    AGENT = "agent"  # launches ranks: torchrun, accelerate launch
+    AGENT = "agent"  # launches ranks: torchrun, accelerate launch, deepspeed
     RANK = "rank"  # trains, or may: a launched rank, or any script that could turn out to train
     SPAWNED = "spawned"  # a child of a process that is or may be a rank: a DataLoader worker, or a rank of mp.spawn
     HELPER = "helper"  # never trains: resource trackers, compile workers, our own command and relay
@@ -25,8 +25,14 @@ RANK_PID = "TRAINSPAN_RANK_PID"
 
 _OWN_SCRIPT = "trainspan"
 _OWN_MODULES = ("trainspan", "trainspan.relay")
-_AGENT_SCRIPTS = ("torchrun", "accelerate", "accelerate-launch")
-_AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+_AGENT_SCRIPTS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
+_AGENT_MODULES = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands.launch",
+    "deepspeed.launcher.runner",
+    "deepspeed.launcher.launch",
+)
 _HELPER_MARKERS = (
     "multiprocessing.resource_tracker",
     "torch/_inductor/compile_worker",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _OFF = ("", "0", "false", "no", "off")
 AGENT_MODULE = "torch.distributed.elastic.agent.server.local_elastic_agent"
+LAUNCHER_MODULE = "deepspeed"
 
 _recorders: "list[Recorder]" = []  # of this process, once torch has been imported, or the script has used the API
 _waiting: "list[Callable[[Recorder], None]]" = []
@@ -35,6 +36,7 @@ def start() -> None:
     sys.meta_path.insert(0, watch)
     if role == Role.AGENT:
         watch.add(AGENT_MODULE, _agent_module_imported)
+        watch.add(LAUNCHER_MODULE, _launcher_imported)
     else:
         _roles.append(role)
         watch.add("torch", lambda module, started_ns: _torch_imported(role, started_ns))
@@ -89,6 +91,16 @@ def _agent_module_imported(module: "ModuleType", started_ns: int) -> None:
         from trainspan.record import agent
 
         agent.agent_imported()
+    except Exception as error:
+        _step_aside(error)
+
+
+def _launcher_imported(module: "ModuleType", started_ns: int) -> None:
+    """Name the run for the ranks that DeepSpeed's launcher is about to start: it gives them none."""
+    try:
+        from trainspan.identity import new_run_id
+
+        os.environ.setdefault("TRAINSPAN_LAUNCH_ID", new_run_id())
     except Exception as error:
         _step_aside(error)
 

@@ -92,6 +92,14 @@ RAY_TRAIN = {
     "LOCAL_WORLD_SIZE": "4",
     "NODE_RANK": "1",
 }
+DEEPSPEED = {
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "8",
+    "LOCAL_SIZE": "4",
+    "CROSS_RANK": "1",
+    "CROSS_SIZE": "2",
+}
 BATCH_SCRIPT = {
     "SLURM_JOB_ID": "77",
     "SLURM_PROCID": "0",
@@ -101,7 +109,10 @@ BATCH_SCRIPT = {
 }
 
 
-@pytest.mark.parametrize("environ", [OPEN_MPI, MPICH, MVAPICH, RAY_TRAIN], ids=["openmpi", "mpich", "mvapich", "ray"])
+LAUNCHERS = {"openmpi": OPEN_MPI, "mpich": MPICH, "mvapich": MVAPICH, "ray": RAY_TRAIN, "deepspeed": DEEPSPEED}
+
+
+@pytest.mark.parametrize("environ", LAUNCHERS.values(), ids=LAUNCHERS)
 def test_rank_of_another_launcher(environ: dict[str, str]) -> None:
     """`mpirun` numbers no nodes, and Ray Train sets torch's names: both come to the same rank."""
     found = identity_in(environ)

@@ -31,6 +31,8 @@ AGENTS = [
     ["/opt/env/bin/accelerate", "launch", "train.py"],
     ["/opt/env/bin/accelerate-launch", "train.py"],
     ["-m", "accelerate.commands.launch", "train.py"],
+    ["/opt/env/bin/deepspeed", "--num_gpus", "2", "train.py"],
+    ["-u", "-m", "deepspeed.launcher.launch", "--world_info=e30=", "train.py"],
 ]
 RANKS = [
     ["train.py"],
