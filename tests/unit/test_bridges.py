@@ -5,25 +5,29 @@ import json
 import logging
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.unit.tapes import Tape, recording_marker
 from trainspan.record.bridges import (
     accelerate,
+    deepspeed,
     lightning,
     lightning_fabric,
     lightning_launcher,
+    megatron,
+    megatron_checkpoint,
     torchtitan,
     transformers,
 )
 from trainspan.record.bridges.channel import Channel, Evaluation
 from trainspan.record.checkpoints import Notes
 from trainspan.record.course import Course
+from trainspan.record.hooks import optimizer
 from trainspan.record.patches import Patches
 from trainspan.record.scalars import ScalarLog
 from trainspan.record.spans import SpanTeller
@@ -43,7 +47,8 @@ class Followed:
         course = Course(self.tell, marker.steps)
         notes, spans = Notes(marker, self.tell, lambda: True), SpanTeller(self.tell, lambda: True)
         self.shared = 0
-        self.channel = Channel(marker, scalars, course, notes, spans, self.share_run)
+        stepping = optimizer.install(marker, self.patches, lambda: False, [])
+        self.channel = Channel(marker, scalars, course, notes, spans, self.share_run, stepping)
 
     def tell(self, event: str, **fields: Any) -> None:
         """Append an event."""
@@ -412,7 +417,142 @@ def test_fabric_is_heard(followed: Followed) -> None:
     assert (scalars["values"], scalars["at_step"], scalars["global_step"]) == ({"loss": 0.5}, 0, 7)
 
 
-BRIDGES = [lightning, lightning_fabric, lightning_launcher, transformers, accelerate, torchtitan]
+class DeepSpeedEngine:
+    """As DeepSpeed's, with a checkpoint engine that writes while training goes on."""
+
+    global_steps = 4
+
+    def __init__(self) -> None:
+        self.checkpoint_engine = self
+        self.pending: Any = None
+
+    def is_decoupled(self) -> bool:
+        return True
+
+    def get_commit_info(self) -> Any:
+        return self.pending
+
+    def save_checkpoint(self, save_dir: str) -> bool:
+        self.pending = SimpleNamespace(save_dir=save_dir, tag="global_step4")
+        return True
+
+    def _commit_decoupled_checkpoint(self) -> None:
+        self.pending = None
+
+    def load_checkpoint(self, *_: str) -> tuple[None, None]:
+        return None, None
+
+    def load_universal_checkpoint(self) -> bool:
+        return False
+
+    def backward(self, loss: Any) -> Any:
+        return loss
+
+    def _take_model_step(self) -> None:
+        raise AssertionError
+
+
+class MonitorMaster:
+    """As DeepSpeed's."""
+
+    def write_events(self, event_list: Any) -> int:
+        return len(event_list)
+
+
+@pytest.fixture
+def engine(followed: Followed) -> DeepSpeedEngine:
+    """An engine as DeepSpeed's, followed."""
+    module = ModuleType("deepspeed.runtime.engine")
+    module.__dict__.update(DeepSpeedEngine=DeepSpeedEngine, MonitorMaster=MonitorMaster)
+    deepspeed.install(module, followed.patches, followed.channel)
+    return DeepSpeedEngine()
+
+
+def test_decoupled_checkpoint_of_deepspeed_is_one_once_committed(
+    followed: Followed, engine: DeepSpeedEngine, tmp_path: Path
+) -> None:
+    """It is written while training goes on: until then there is nothing to resume from."""
+    followed.step()
+
+    assert engine.save_checkpoint(str(tmp_path)) is True
+    followed.step()
+    engine._commit_decoupled_checkpoint()
+    engine._commit_decoupled_checkpoint()
+
+    staged, saved = followed.told
+    assert (staged["staging"], staged["blocking"], staged["step"]) == (True, True, 1)
+    assert (saved["staging"], saved["blocking"], saved["step"]) == (False, False, 1)
+    assert saved["file"] == staged["file"]
+
+
+def test_deepspeed_that_finds_nothing_to_load_has_loaded_nothing(
+    followed: Followed, engine: DeepSpeedEngine, tmp_path: Path
+) -> None:
+    """Scripts always ask: the first attempt has no checkpoint."""
+    answers = engine.load_checkpoint(str(tmp_path)), engine.load_checkpoint(str(tmp_path), "global_step7")
+
+    assert answers == ((None, None), (None, None))
+    assert followed.told == []
+
+
+def test_monitor_of_deepspeed_is_heard(followed: Followed, engine: DeepSpeedEngine) -> None:
+    """Whatever tracker it writes to; the engine's own loss needs none."""
+    answer = MonitorMaster().write_events([("Train/Samples/lr", 0.01, 640), ("Train/mine", 2, 640)])
+    engine.backward(0.5)
+    followed.channel.scalars.close()
+
+    [scalars] = followed.told
+    assert answer == 2
+    assert scalars["values"] == {"Train/Samples/lr": 0.01, "Train/mine": 2.0, "deepspeed.loss": 0.5}
+
+
+class AsyncRequest(NamedTuple):
+    """As Megatron Core's."""
+
+    finalize_fns: list[Callable[[], None]]
+
+    def add_finalize_fn(self, function: Callable[[], None]) -> None:
+        self.finalize_fns.append(function)
+
+
+def test_asynchronous_checkpoint_of_megatron_is_one_once_every_rank_has_written(
+    followed: Followed, tmp_path: Path
+) -> None:
+    """Who schedules the request calls its functions then, many steps later."""
+
+    def save(*_: Any, async_sharded_save: bool = False, **_more: Any) -> AsyncRequest | None:
+        return AsyncRequest([]) if async_sharded_save else None
+
+    module = ModuleType("megatron.core.dist_checkpointing")
+    module.__dict__.update(save=save, load=lambda state, **_: state)
+    module.__dict__["serialization"] = SimpleNamespace(save=save, load=module.load)
+    megatron_checkpoint.install(module, followed.patches, followed.channel)
+    followed.step()
+
+    request = module.save({}, tmp_path, async_sharded_save=True)
+    followed.step()
+    for function in request.finalize_fns:
+        function()
+    module.save({}, checkpoint_dir=tmp_path)
+
+    staged, saved, whole = followed.told
+    assert (staged["staging"], staged["step"]) == (True, 1)
+    assert (saved["staging"], saved["blocking"], saved["step"]) == (False, False, 1)
+    assert (whole["staging"], whole["blocking"], whole["step"]) == (False, True, 2)
+    assert len({event["file"] for event in followed.told}) == 1
+
+
+BRIDGES = [
+    deepspeed,
+    megatron,
+    megatron_checkpoint,
+    lightning,
+    lightning_fabric,
+    lightning_launcher,
+    transformers,
+    accelerate,
+    torchtitan,
+]
 
 
 @pytest.mark.parametrize("bridge", BRIDGES)

@@ -22,6 +22,10 @@ BRIDGES = {
     f"pytorch_lightning.{_LAUNCHER}": "lightning_launcher",
     "transformers.trainer": "transformers",
     "accelerate.accelerator": "accelerate",
+    "deepspeed.runtime.engine": "deepspeed",
+    "megatron.core.optimizer.optimizer": "megatron",
+    "megatron.core.optimizer.layer_wise_optimizer": "megatron",
+    "megatron.core.dist_checkpointing": "megatron_checkpoint",
     "torchtitan.observability.structured_logger.structured_logging": "torchtitan",
 }
 """By the module that a framework's own class is in: a bridge must not be imported before its framework."""

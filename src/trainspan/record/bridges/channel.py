@@ -1,7 +1,7 @@
 """What a bridge has to tell with, and how it marks an evaluation whose beginning and end are told apart."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainspan.names import Phase
 from trainspan.record.checkpoints import Notes
@@ -16,7 +16,11 @@ _VALIDATION = int(Phase.VALIDATION)
 
 
 class Channel(NamedTuple):
-    """Where a bridge's words go. `share_run()`: ranks that are about to be started belong to this run."""
+    """Where a bridge's words go.
+
+    `share_run()`: ranks that are about to be started belong to this run. `stepping`: the optimizer hook's `Stepping`;
+    None in a torch that has none.
+    """
 
     marker: Marker
     scalars: ScalarLog
@@ -24,13 +28,15 @@ class Channel(NamedTuple):
     notes: Notes
     spans: SpanTeller
     share_run: Callable[[], None]
+    stepping: Any
 
 
 def open_channel(recorder: Recorder) -> Channel:
     """The channel of one framework into a recording."""
     marker = recorder.marker
     course = Course(recorder.event, marker.steps)
-    return Channel(marker, scalars_of(recorder), course, recorder.notes, recorder.spans, recorder.share_run)
+    notes, spans = recorder.notes, recorder.spans
+    return Channel(marker, scalars_of(recorder), course, notes, spans, recorder.share_run, recorder.stepping)
 
 
 class Evaluation:
