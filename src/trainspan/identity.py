@@ -1,4 +1,4 @@
-"""Who this process is (run, attempt, rank, node), from the environment only.
+"""Who this process is (run, attempt, rank, node), from its environment, or from what a script has told torch.
 
 And the ids that follow from it: hashes, so that every relay knows every peer's ids without a message (law 5).
 """
@@ -52,8 +52,37 @@ class Identity(NamedTuple):
     launcher: str
 
 
-def identify(settings: Settings, environ: Mapping[str, str], role: str) -> Identity:
-    """This process's identity. Variables that are missing or no numbers count as one process alone."""
+class World(NamedTuple):
+    """The ranks that train together, as a script tells torch: this process's rank, and how many there are.
+
+    `place`: where they meet, as `host:port` or the path of a file; None if it was not told.
+    """
+
+    rank: int
+    size: int
+    place: str | None
+
+
+def identify(settings: Settings, environ: Mapping[str, str], role: str, world: World | None = None) -> Identity:
+    """This process's identity. Variables that are missing or no numbers count as one process alone.
+
+    Args:
+        settings: in force.
+        environ: of the process.
+        role: what it is to the job.
+        world: what its script has told torch; it counts more than an environment that says otherwise.
+    """
+    told = _identify(settings, environ, role)
+    place = place_of_world(environ) if world is None else world.place
+    if world is None or (told.rank, told.world_size) == (world.rank, world.size):
+        # `RANK=1 python train.py`, on one host: nobody counts the ranks of a node, because all are on it.
+        knows_node = told.world_size < 2 or _found(environ, _LOCAL_RANK) is not None or not _is_loopback(place)
+        return told if knows_node else told._replace(local_rank=told.rank, local_world_size=told.world_size)
+    told = told._replace(rank=world.rank, world_size=world.size)
+    return told._replace(local_rank=world.rank, local_world_size=world.size) if _is_loopback(place) else told
+
+
+def _identify(settings: Settings, environ: Mapping[str, str], role: str) -> Identity:
     elastic_restarts = _found(environ, ("TORCHELASTIC_RESTART_COUNT",)) or 0
     scheduler_restarts = _found(environ, ("SLURM_RESTART_COUNT",)) or 0
     per_allocation = (_found(environ, ("TORCHELASTIC_MAX_RESTARTS",)) or 0) + 1
@@ -93,6 +122,27 @@ def _is_on_one_node(environ: Mapping[str, str]) -> bool:
 def is_launched(environ: Mapping[str, str]) -> bool:
     """Whether a launcher or scheduler has started this process as a rank."""
     return _found(environ, _RANK) is not None
+
+
+def is_named(identity: Identity, environ: Mapping[str, str]) -> bool:
+    """Whether the run's id is that of one job: what a batch script or a command is given, all it starts inherits."""
+    if identity.launcher == "slurm":
+        return _in_slurm_step(environ)
+    if identity.launcher == "trainspan":
+        return "TORCHELASTIC_RUN_ID" in environ
+    return identity.launcher != "process"
+
+
+def place_of_world(environ: Mapping[str, str]) -> str | None:
+    """Where the ranks of this environment meet, as torch has it: `host:port`."""
+    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    return f"{host}:{port}" if host and port else None
+
+
+def _is_loopback(place: str | None) -> bool:
+    """Whether only processes of one host can meet there."""
+    host = (place or "").rpartition(":")[0].strip("[]")
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _run_of(settings: Settings, environ: Mapping[str, str]) -> tuple[str, str]:

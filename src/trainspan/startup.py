@@ -34,8 +34,8 @@ def start() -> None:
     if role == Role.HELPER:
         return
     sys.meta_path.insert(0, watch)
+    watch.add(AGENT_MODULE, _agent_module_imported)  # a notebook launches, too
     if role == Role.AGENT:
-        watch.add(AGENT_MODULE, _agent_module_imported)
         watch.add(LAUNCHER_MODULE, _launcher_imported)
     else:
         _roles.append(role)

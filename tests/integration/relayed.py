@@ -97,8 +97,17 @@ def run_folder(state: Path) -> Path:
 
 
 def wait_for_relay(state: Path, timeout_s: float = 30) -> Path:
-    """The run folder, once its relay has left: it takes the link to the recordings away last."""
-    folder = run_folder(state)
+    """The one run folder below `state`, once its relay has left."""
+    return _left(run_folder(state), timeout_s)
+
+
+def wait_for_relays(state: Path, timeout_s: float = 30) -> list[Path]:
+    """Every run folder below `state`, once their relays have left."""
+    return [_left(folder, timeout_s) for folder in sorted((state / "runs").iterdir())]
+
+
+def _left(folder: Path, timeout_s: float) -> Path:
+    """`folder`, once its relay has left: it takes the link to the recordings away last."""
     deadline = time.monotonic() + timeout_s
     # Hidden: the lock that two ranks who came at the same moment took.
     while any(not entry.name.startswith(".") for entry in (folder / "recordings").iterdir()):

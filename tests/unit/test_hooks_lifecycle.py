@@ -1,6 +1,7 @@
 """What comes before the first step is told as spans, and what is trained as facts; nothing of it changes."""
 
 import inspect
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.unit import process_groups
+from trainspan.identity import World
 from trainspan.record.hooks import lifecycle as hook
 from trainspan.record.hooks import training
 from trainspan.record.patches import Patches
@@ -20,11 +22,12 @@ from trainspan.record.spans import SpanTeller
 
 
 class Watched(NamedTuple):
-    """The beginning, what was told of it, and whether a forward has been seen."""
+    """The beginning, what was told of it, whether a forward has been seen, and what was joined."""
 
     lifecycle: hook.Lifecycle
     told: list[dict[str, Any]]
     forwards: list[int]
+    worlds: list[World]
 
     def spans(self) -> dict[str, dict[str, Any]]:
         """What was told as spans, by name; each name once."""
@@ -39,12 +42,13 @@ def watched() -> Iterator[Watched]:
     """Torch with the hook in it."""
     told: list[dict[str, Any]] = []
     forwards: list[int] = []
+    worlds: list[World] = []
     patches = Patches()
     spans = SpanTeller(lambda _event, /, **fields: told.append(fields), lambda: True)
     lifecycle = hook.Lifecycle(spans, lambda: bool(forwards))
     hook.install(patches, lifecycle)
-    hook.install_process_group(patches, lifecycle)
-    yield Watched(lifecycle, told, forwards)
+    hook.install_process_group(patches, lifecycle, worlds.append)
+    yield Watched(lifecycle, told, forwards, worlds)
     patches.undo()
 
 
@@ -97,6 +101,48 @@ def test_process_group_and_wrapping_are_told(watched: Watched, tmp_path: Path) -
     assert spans["training.init.wrap"]["start_ns"] >= spans["training.init.model"]["end_ns"]
     assert list(watched.lifecycle.replicas) == [model]
     assert watched.lifecycle.strategies == {"ddp"}
+
+
+def told_place(way: str, port: int, path: Path) -> tuple[dict[str, Any], str | None]:
+    """What `init_process_group` is given, and where that says that the ranks meet."""
+    if way == "tcp":
+        return {"init_method": f"tcp://127.0.0.1:{port}?use_libuv=0"}, f"127.0.0.1:{port}"
+    if way == "tcp store":
+        return {"store": dist.TCPStore("127.0.0.1", port, 1, is_master=True)}, f"127.0.0.1:{port}"
+    if way == "file":
+        return {"init_method": f"file://{path}/store"}, f"{path}/store"
+    if way == "file store":
+        return {"store": dist.PrefixStore("mine", dist.FileStore(f"{path}/store", 1))}, f"{path}/store"
+    if way == "hash store":
+        return {"store": dist.HashStore()}, None
+    return {"init_method": "env://"} if way == "env" else {}, f"localhost:{port}"
+
+
+@pytest.mark.parametrize("way", ["tcp", "tcp store", "file", "file store", "hash store", "env", "nothing"])
+def test_place_where_ranks_meet_is_told(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """It is what the ranks of a job have in common, however they are told it."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    arguments, place = told_place(way, port, tmp_path)
+
+    dist.init_process_group("gloo", rank=0, world_size=1, **arguments)
+
+    assert watched.worlds == [World(0, 1, place)]
+
+
+def test_group_that_is_joined_late_is_told(watched: Watched, tmp_path: Path) -> None:
+    """A process that has trained by itself becomes a rank."""
+    watched.forwards.append(1)
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+
+    assert len(watched.worlds) == 1
+    assert watched.spans() == {}
 
 
 def test_first_loader_is_told_with_its_workers(watched: Watched) -> None:

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainspan import settings
-from trainspan.identity import Identity, identify, is_launched, new_run_id, span_id_of, trace_id_of
+from trainspan.identity import (
+    Identity,
+    World,
+    identify,
+    is_launched,
+    is_named,
+    new_run_id,
+    span_id_of,
+    trace_id_of,
+)
 from trainspan.role import Role
 
 TORCHRUN = {
@@ -342,3 +351,60 @@ def test_ids_depend_on_no_seed_and_disturb_none(seed: str) -> None:
     ran = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
 
     assert ran.stdout.split() == [str(trace_id_of("run", 0, "step", 7)), str(span_id_of("run", 0, "step", 7)), "True"]
+
+
+def world_in(environ: dict[str, str], world: World) -> tuple[int, int, int, int]:
+    """Rank, local rank, and how many there are of both, of a process whose script has told torch of a world."""
+    found = identify(settings.load(environ)[0], environ, Role.RANK, world)
+    return found.rank, found.local_rank, found.world_size, found.local_world_size
+
+
+@pytest.mark.parametrize("place", ["localhost:29500", "127.0.0.1:29500", "[::1]:29500"])
+def test_rank_that_a_script_tells_torch(place: str) -> None:
+    """`mp.spawn`: nothing in the environment says it; whoever meets at a loopback address is on one host."""
+    assert world_in({}, World(3, 4, place)) == (3, 3, 4, 4)
+
+
+@pytest.mark.parametrize("place", ["node-0:29500", "/shared/store", None])
+def test_rank_that_may_be_on_another_host(place: str | None) -> None:
+    """How many are on this one, nobody says."""
+    assert world_in({}, World(3, 4, place)) == (3, 0, 4, 1)
+
+
+def test_what_a_script_tells_torch_counts_more_than_what_it_has_inherited() -> None:
+    """A pod with rank 1 of 2 pods, whose script spawns four ranks."""
+    environ = {"RANK": "1", "WORLD_SIZE": "2"}
+
+    assert world_in(environ, World(5, 8, "pod-0:29500")) == (5, 0, 8, 1)
+
+
+def test_launcher_that_says_the_same_knows_more() -> None:
+    """It counts the ranks of a node."""
+    assert world_in(TORCHRUN, World(11, 16, "localhost:1")) == (11, 3, 16, 8)
+
+
+def test_ranks_of_a_shell_are_counted_where_they_meet_on_one_host() -> None:
+    """`RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python train.py`: all of them are here."""
+    environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+    found = identity_in(environ)
+
+    assert (found.local_rank, found.local_world_size, found.node_rank) == (1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({}, False),
+        ({"TRAINSPAN_LAUNCH_ID": "command"}, False),
+        ({"TRAINSPAN_LAUNCH_ID": "command", "TORCHELASTIC_RUN_ID": "none"}, True),
+        ({"TRAINSPAN_RUN_ID": "mine"}, True),
+        (TORCHRUN, True),
+        (RAY_TRAIN, True),
+        (SLURM, True),
+        (BATCH_SCRIPT, False),
+    ],
+)
+def test_name_is_of_one_job_or_of_all_that_a_command_starts(environ: dict[str, str], *, named: bool) -> None:
+    """A sweep inherits the name of its command, and must not be one run."""
+    assert is_named(identity_in(environ), environ) is named

@@ -1,11 +1,13 @@
 """The torchrun agent: names the run for its workers, keeps a relay alive between attempts, notes how workers ended.
 
-Its own recording holds no marks; while it is open, the relay of this host stays, also when every rank is dead.
+Its own recording holds no marks; while it is open, the relay of this host stays, also when every rank is dead. An agent
+can be in a process of another kind: `notebook_launcher` has one for each launch, in the notebook.
 """
 
 import atexit
 import os
 from collections.abc import Callable
+from itertools import count
 from time import monotonic_ns
 from typing import Any
 
@@ -29,11 +31,24 @@ def agent_imported() -> None:
         return  # the switch has a value that is not understood: the ranks say so
     make = vars(LocalElasticAgent)["__init__"]
     monitor = vars(LocalElasticAgent)["_monitor_workers"]
+    run = LocalElasticAgent.run
     agents: list[_AgentRecording] = []
+    launches = count(1)
 
     def make_agent(self: Any, spec: Any, *args: Any, **kwargs: Any) -> None:
-        _quietly(lambda: agents.append(_AgentRecording(spec.rdzv_handler.get_run_id())))
+        _quietly(lambda: agents.append(_AgentRecording(spec, next(launches))))
         make(self, spec, *args, **kwargs)
+
+    def end_agent() -> None:
+        for agent in agents:
+            agent.close()
+        agents.clear()
+
+    def run_agent(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            _quietly(end_agent)
 
     def monitor_workers(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = monitor(self, *args, **kwargs)
@@ -41,30 +56,40 @@ def agent_imported() -> None:
         return result
 
     LocalElasticAgent.__init__ = make_agent
+    LocalElasticAgent.run = run_agent
     LocalElasticAgent._monitor_workers = monitor_workers
 
 
 class _AgentRecording:
-    """The recording of one agent."""
+    """The recording of one agent.
 
-    def __init__(self, run_id: str):
-        environ = os.environ.copy()
+    Args:
+        spec: what it is to start.
+        launch: number of the agent in this process, from 1.
+    """
+
+    def __init__(self, spec: Any, launch: int):
+        run_id = spec.rdzv_handler.get_run_id()
+        # A requeued job's attempts are counted with it, as its workers do.
+        environ = {**os.environ, "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts)}
+        self._outer_id = environ.get(_LAUNCH_ID)
         # A rendezvous id is every worker's run id already; without one the workers must inherit a name from here.
         if run_id == _NO_RUN_ID:
-            os.environ.setdefault(_LAUNCH_ID, new_run_id())
-            environ[_LAUNCH_ID] = os.environ[_LAUNCH_ID]
+            name = self._outer_id or new_run_id()
+            name = f"{name}-{launch}" if self._outer_id and launch > 1 else name
+            environ[_LAUNCH_ID] = os.environ[_LAUNCH_ID] = name
         else:
             environ["TORCHELASTIC_RUN_ID"] = run_id
         values, _ = settings.load(environ)
         identity = identify(values, environ, Role.AGENT)
         self._writer: RecordingWriter | None = open_writer(values, identity, layout.CAPACITY_MIN)
-        atexit.register(self._close)
+        atexit.register(self.close)
 
     def note(self, agent: Any, result: Any) -> None:
         """Record how each failed worker ended: `result` is what the agent's own look at its workers gave."""
         attempt = agent._worker_group.spec.max_restarts - agent._remaining_restarts
         for local_rank, failure in result.failures.items():
-            self._event(
+            self.event(
                 "worker_ended",
                 attempt=attempt,
                 local_rank=local_rank,
@@ -73,14 +98,20 @@ class _AgentRecording:
                 signal=failure.signal_name() if failure.exitcode < 0 else None,
             )
 
-    def _event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
+        """Append an event."""
         if self._writer is not None:
             self._writer.append_event({"ts": monotonic_ns(), "event": name, **fields})
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Note its orderly end; what this process starts from here on is none of its workers."""
         if self._writer is not None:
             writer, self._writer = self._writer, None
             writer.close(monotonic_ns())
+            if self._outer_id is None:
+                os.environ.pop(_LAUNCH_ID, None)
+            else:
+                os.environ[_LAUNCH_ID] = self._outer_id
 
 
 def _quietly(action: Callable[[], object]) -> None:

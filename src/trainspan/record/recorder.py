@@ -14,20 +14,30 @@ from typing import Any, Protocol, TypeVar
 from trainspan import launch, names
 from trainspan.errors import RecordingRefused
 from trainspan.guard import warn_once
-from trainspan.identity import Identity, identify, new_run_id
+from trainspan.identity import (
+    Identity,
+    World,
+    identify,
+    is_launched,
+    is_named,
+    new_run_id,
+    place_of_world,
+)
 from trainspan.placement import place_of
+from trainspan.record import launched
 from trainspan.record.captures import Captures
 from trainspan.record.checkpoints import Notes
 from trainspan.record.marker import Marker
 from trainspan.record.spans import SpanTeller
-from trainspan.recording import layout, places
+from trainspan.recording import layout, places, worlds
 from trainspan.recording.writer import RecordingWriter
 from trainspan.role import RANK_PID, Role
-from trainspan.settings import Settings, state_dir
+from trainspan.settings import Settings, load, state_dir
 
 _LAUNCH_ID = "TRAINSPAN_LAUNCH_ID"
 _STACK_FRAMES_MAX = 32
 _MESSAGE_CHARACTERS_MAX = 1024
+_EVENTS_RETOLD = 256
 
 
 class Teller(Protocol):
@@ -74,7 +84,9 @@ class Recorder:
         self._failed = False
         self._over = False  # the process has said that it is at its end
         self._watching = False
+        self._world: World | None = None
         self._early_events: list[dict[str, Any]] = []
+        self._told_first: list[dict[str, Any]] = []  # before the first step, in the recording that is open
         self._begun: list[Callable[[], None]] = []
         self._adopted: list[Callable[[], None]] = []
         self._closing: list[Callable[[], None]] = []
@@ -92,12 +104,16 @@ class Recorder:
         """Where this process records; None while it does not."""
         return None if self._writer is None else self._writer.path.parent
 
-    def begin(self) -> None:
-        """Open the recording, unless it is open, over, or could not be opened. Never raises."""
+    def begin(self, since_ns: int | None = None) -> None:
+        """Open the recording, unless it is open, over, or could not be opened. Never raises.
+
+        Args:
+            since_ns: monotonic time from which on it tells of this process; None: from the process's start.
+        """
         if self._writer is not None or self._failed or self._over:
             return
         try:
-            self._open()
+            self._open(since_ns)
         except Exception as error:
             # Whatever it was, training goes on; a second try would fail the same way, step after step.
             self._failed = True
@@ -105,11 +121,22 @@ class Recorder:
             warn_once("recording", f"training goes on unrecorded: {reason}")
 
     def share_run(self) -> None:
-        """See to it that ranks which this process is about to start, as a launcher does, belong to its run."""
-        run = self.identity.run if self.identity is not None else self.settings.launch_id or new_run_id()
-        os.environ.setdefault(_LAUNCH_ID, run)
-        if self.identity is None:
-            self.settings = replace(self.settings, launch_id=os.environ[_LAUNCH_ID])
+        """See to it that ranks which this process is about to start, as a launcher does, and it belong to one run."""
+        os.environ.setdefault(_LAUNCH_ID, self.settings.launch_id or new_run_id())
+
+    def join(self, world: World) -> None:
+        """This process is one of `world`, as its script has told torch.
+
+        Recorded as one process alone until now, it goes on as a rank, in another recording. A rank that a launcher has
+        started is the rank which that has told.
+        """
+        alone = world.size < 2
+        if alone or (is_launched(os.environ) and launched.parent_by_multiprocessing() is None):
+            return
+        self._world = world
+        identity = self.identity
+        if identity is not None and (identity.rank, identity.world_size) != (world.rank, world.size):
+            self._begin_anew()
 
     def on_begin(self, action: Callable[[], None]) -> None:
         """Call `action()` each time a recording has been opened."""
@@ -161,6 +188,8 @@ class Recorder:
             self._early_events.append(event)
         else:
             self._writer.append_event(event)
+            if not self.marker.steps() and len(self._told_first) < _EVENTS_RETOLD:
+                self._told_first.append(event)
 
     def note_fatal(self, error: BaseException) -> None:
         """Note what is about to end this process, where one is recorded and nobody else would see it. Never raises."""
@@ -175,18 +204,46 @@ class Recorder:
     def close(self) -> None:
         """Note the orderly end of this process. What it still does, in other handlers of its exit, is not recorded."""
         if self._writer is not None:
-            for action in self._closing:
-                action()
-            writer, self._writer = self._writer, None
-            self._over = True
-            self.marker.detach()  # the relay may have read the recording to its end by the next mark
-            writer.close(monotonic_ns())
+            self._end_recording(self._writer, over=True)
             for action in self._closed:
                 action()
 
-    def _open(self) -> None:
-        identity = identify(self.settings, os.environ, Role.RANK)
-        writer = open_writer(self.settings, identity)
+    def _end_recording(self, writer: RecordingWriter, *, over: bool) -> None:
+        for action in self._closing:
+            action()
+        self._writer = None
+        self._over = over
+        self.marker.detach()  # the relay may have read the recording to its end by the next mark
+        writer.close(monotonic_ns())
+
+    def _begin_anew(self) -> None:
+        """Go on in another recording; where no step has ended yet, with everything that was told in this one."""
+        if self._writer is None:
+            return
+        trained = self.marker.steps() > 0
+        self._end_recording(self._writer, over=False)
+        self._early_events = [] if trained else self._told_first
+        self.begin(monotonic_ns() if trained else None)
+
+    def _identify(self) -> Identity:
+        # As the environment has it now: a launcher may be in this very process (a notebook's, Lightning's).
+        launch_id = load(os.environ)[0].launch_id or self.settings.launch_id
+        identity = identify(replace(self.settings, launch_id=launch_id), os.environ, Role.RANK, self._world)
+        if is_named(identity, os.environ):
+            return identity
+        place = place_of_world(os.environ) if self._world is None else self._world.place
+        try:
+            state, parent = state_dir(self.settings, os.environ), launched.parent_process()
+            return identity._replace(
+                run=worlds.run_of(state, identity, place, parent, shared=identity.launcher != "process")
+            )
+        except OSError as error:
+            warn_once("worlds", f"ranks do not find their common run ({error.strerror}); set TRAINSPAN_RUN_ID")
+            return identity
+
+    def _open(self, since_ns: int | None) -> None:
+        identity = self._identify()
+        writer = open_writer(self.settings, identity, since_ns=since_ns)
         # What this process starts inherits its rank, but is not that rank.
         os.environ[RANK_PID] = str(os.getpid())
         self._writer = writer
@@ -201,7 +258,8 @@ class Recorder:
             writer.append_event({"ts": monotonic_ns(), "event": "configured", "values": values})
         for event in self._early_events:
             writer.append_event(event)
-        self._early_events.clear()
+        self._told_first = self._early_events[:_EVENTS_RETOLD]
+        self._early_events = []
         for action in self._begun:
             action()
         self._watch_end()
@@ -214,6 +272,7 @@ class Recorder:
             writer.abandon()
         self.identity = None
         self._failed = self._over = False
+        self._world = None
         self._early_events.clear()
 
     def _watch_end(self) -> None:
@@ -249,8 +308,16 @@ class Recorder:
         self.event("exception", **fields)
 
 
-def open_writer(settings: Settings, identity: Identity, capacity: int | None = None) -> RecordingWriter:
+def open_writer(
+    settings: Settings, identity: Identity, capacity: int | None = None, since_ns: int | None = None
+) -> RecordingWriter:
     """A new recording of this process in the run's place on this host, with a relay that reads it.
+
+    Args:
+        settings: in force.
+        identity: of this process.
+        capacity: marks that it holds; None: as the settings have it.
+        since_ns: monotonic time from which on it tells of this process; None: from the process's start.
 
     Raises:
         RecordingRefused: no recording can be made.
@@ -263,7 +330,8 @@ def open_writer(settings: Settings, identity: Identity, capacity: int | None = N
     if not directory.is_dir():
         # An earlier relay of this run was just taking its empty directory away.
         directory = places.recording_dir(state, identity.run, settings.recording_dir, in_memory=read_along)
-    writer = RecordingWriter.create(directory, identity, marks, process_start_ns())
+    began_ns = process_start_ns() if since_ns is None else since_ns
+    writer = RecordingWriter.create(directory, identity, marks, began_ns)
     folder = places.make_private(places.run_folder(state, identity.run))
     launch.ensure_relay(settings.relay, directory, folder, writer.path)
     return writer

@@ -95,7 +95,7 @@ def _place_lifecycle(
     step_ends.append(_hook("reducer").install(lifecycle.replicas, recorder.event))
     hook.install(patches, lifecycle)
     if _is_distributed():
-        hook.install_process_group(patches, lifecycle)
+        hook.install_process_group(patches, lifecycle, recorder.join)
     place_later("lifecycle of FSDP", hook.FSDP_MODULE, lambda package: hook.install_fsdp(package, patches, lifecycle))
     for name in hook.FRAMEWORKS:
         place_later(f"lifecycle of {name}", name, lambda package: hook.install_framework(package, patches, lifecycle))

@@ -34,7 +34,7 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
             AREA,
             "note",
             f"this is rank {who.rank} of {who.world_size}, but nobody gives the run an id",
-            "set the same TRAINSPAN_RUN_ID on all ranks; without one each makes a run of its own",
+            "set the same TRAINSPAN_RUN_ID on all ranks; without one those of each host are a run of their own",
             facts=facts,
         )
     elif "KUBERNETES_SERVICE_HOST" in environ:

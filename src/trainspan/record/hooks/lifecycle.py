@@ -13,9 +13,11 @@ Cost: 0.3 µs a module made, 0.1 µs after the first step.
 """
 
 import functools
+import inspect
+import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic_ns
 from types import ModuleType
@@ -29,6 +31,7 @@ from torch.utils.data import DataLoader
 
 from trainspan import names
 from trainspan.guard import warn_once
+from trainspan.identity import World, place_of_world
 from trainspan.names import Phase
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
@@ -178,8 +181,13 @@ def install(patches: Patches, lifecycle: Lifecycle) -> None:
     _follow_loaders(patches, lifecycle)
 
 
-def install_process_group(patches: Patches, lifecycle: Lifecycle) -> None:
+def install_process_group(patches: Patches, lifecycle: Lifecycle, join: Callable[[World], None]) -> None:
     """Watch `init_process_group`, by each of its names.
+
+    Args:
+        patches: remembers the originals.
+        lifecycle: what has been seen of the beginning.
+        join: told what this process is one of; it may raise.
 
     Raises:
         KeyError: this torch has no process groups.
@@ -192,9 +200,39 @@ def install_process_group(patches: Patches, lifecycle: Lifecycle) -> None:
         lifecycle.group.flush()
 
     noted = _noted(init, lifecycle, joined)
+    parameters = inspect.signature(init)
+
+    def init_group(*args: Any, **kwargs: Any) -> Any:
+        result = noted(*args, **kwargs)
+        try:
+            join(_world_of(parameters.bind(*args, **kwargs).arguments))
+        except Exception as error:
+            warn_once("process_group", f"this rank is not told from others ({type(error).__name__}: {error})")
+        return result
+
+    functools.update_wrapper(init_group, init)
     for owner in (sys.modules[name] for name in _GROUP_OWNERS if name in sys.modules):
         if vars(owner).get("init_process_group") is init:
-            patches.replace(owner, "init_process_group", noted)
+            patches.replace(owner, "init_process_group", init_group)
+
+
+def _world_of(arguments: Mapping[str, Any]) -> World:
+    """What this process has become one of; torch knows it, and asks nobody."""
+    dist = torch.distributed
+    return World(dist.get_rank(), dist.get_world_size(), _place_of(arguments))
+
+
+def _place_of(arguments: Mapping[str, Any]) -> str | None:
+    """Where the ranks have met, by the arguments of `init_process_group`."""
+    store: Any = arguments.get("store")
+    method = arguments.get("init_method")
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    if store is not None:
+        return f"{store.host}:{store.port}" if hasattr(store, "port") else getattr(store, "path", None)
+    if method is None or method.startswith("env:"):
+        return place_of_world(os.environ)
+    return str(method).partition("://")[2].partition("?")[0]
 
 
 def install_fsdp(package: ModuleType, patches: Patches, lifecycle: Lifecycle) -> None:
