@@ -109,6 +109,7 @@ STATES = (
 SPAN_ATTEMPT = "training.attempt"
 SPAN_PROCESS = "training.process"
 SPAN_INIT = "training.init"
+SPAN_LAUNCH = "training.launch"
 SPAN_INIT_IMPORT = "training.init.import"
 SPAN_INIT_PROCESS_GROUP = "training.init.process_group"
 SPAN_INIT_MODEL = "training.init.model"
@@ -206,6 +207,8 @@ CHECKPOINT_KIND = "training.checkpoint.kind"
 CHECKPOINT_PART = "training.checkpoint.part"
 CHECKPOINT_OUTCOME = "training.checkpoint.outcome"
 RESTART_REASON = "training.restart.reason"
+LAUNCH_OPERATION = "training.launch.operation"
+LAUNCH_METRIC_NAME = "training.launch.metric.name"
 ALLOCATOR_STATE = "training.allocator.memory.state"
 COLLECTIVE_OP = "training.collective.op"
 COLLECTIVE_GROUP = "training.collective.group"
@@ -248,6 +251,10 @@ class Name(NamedTuple):
 SPANS = (
     Name(SPAN_ATTEMPT, "Root of an attempt: one incarnation of the run, over all ranks."),
     Name(SPAN_PROCESS, "One process of the attempt, from its start to its end."),
+    Name(
+        SPAN_LAUNCH,
+        "What the launcher of a node did for the attempt: it met the other nodes, started or stopped workers.",
+    ),
     Name(SPAN_INIT, "From the start of the process to its first step."),
     Name(SPAN_INIT_IMPORT, "The import of torch."),
     Name(SPAN_INIT_PROCESS_GROUP, "The processes of the job found each other: `init_process_group`."),
@@ -353,7 +360,18 @@ METRIC_ATTRIBUTES = (
     Name(CLOCK, "Whose time it is: `host` or `device`."),
     Name(STATE, "What the wall clock is charged to; one of the states."),
     Name(WINDOW, "Which time is asked about: `run`, `attempt`, `1h` or `24h`."),
-    Name(RESTART_REASON, "After a `failure`, or `planned`: every rank of the attempt before had closed in good order."),
+    Name(
+        RESTART_REASON,
+        "After a `failure`; `planned`: all ranks of the attempt before had closed in good order; or nodes had come or "
+        "gone: `membership`.",
+    ),
+    Name(
+        LAUNCH_OPERATION,
+        "What the launcher did: `rendezvous`, `start_workers`, `stop_workers`; at its end it waits in `exit_barrier`.",
+    ),
+    Name(
+        LAUNCH_METRIC_NAME, "What torchelastic, or who uses its metrics, calls it; with its group if that is another."
+    ),
     Name(CHECKPOINT_KIND, "What was done: `save` or `load`."),
     Name(CHECKPOINT_PART, "Either `blocking`; or of an asynchronous save `staging`, which blocks, and `background`."),
     Name(CHECKPOINT_OUTCOME, "How it ended: `success`, or `failure`: an exception left the call."),
@@ -436,6 +454,20 @@ STEP_DEVIATION = Metric(
 )
 RESTARTS = Metric(
     "training.restarts", "counter", "{restart}", "Attempts of the run after the first.", (RESTART_REASON,)
+)
+LAUNCH_TIME = Metric(
+    "training.launch.time",
+    "counter",
+    "s",
+    "Time that the launcher of a node took, by what it did.",
+    (LAUNCH_OPERATION,),
+)
+LAUNCH_METRIC = Metric(
+    "training.launch.metric",
+    "gauge",
+    "1",
+    "Last value of what was put into torchelastic's own metrics, in their own units.",
+    (LAUNCH_METRIC_NAME,),
 )
 PROGRESS_STEP = Metric("training.progress.step", "gauge", "{step}", "Number of the last step completed.")
 LAST_STEP_AGE = Metric("training.last_step.age", "gauge", "s", "Time since the last step was completed.")
@@ -591,6 +623,8 @@ METRICS = (
     GOODPUT,
     STEP_DEVIATION,
     RESTARTS,
+    LAUNCH_TIME,
+    LAUNCH_METRIC,
     PROGRESS_STEP,
     LAST_STEP_AGE,
     STALL_AGE,

@@ -34,7 +34,7 @@ OUTAGE_S = float(os.environ.get("TRAINSPAN_TEST_OUTAGE_S", "20"))
 NEEDS_A_DEVICE = ("training.allocator.", "training.energy", "training.carbon", "hw.")
 """Beginnings of metrics that no run on a CPU sends."""
 NEEDS_A_CHECKPOINT = ("training.checkpoint.",)
-NEEDS_MORE = ("training.collective.", "training.ddp.", "training.compile.")
+NEEDS_MORE = ("training.collective.", "training.ddp.", "training.compile.", "training.launch.")
 """Beginnings of metrics that a plain script on one rank does not send."""
 NEEDS_A_MISTAKE = ("trainspan.misuse",)
 NEEDS_A_FRAMEWORK = ("training.progress.epoch",)

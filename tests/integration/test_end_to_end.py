@@ -95,7 +95,10 @@ def _check_attempt(spans: list[SpanSeen]) -> None:
     (attempt,) = (trace for trace in by_trace(spans).values() if _root(trace).name == "training.attempt")
     names = sorted(span.name for span in attempt)
     own = ["process", "init", *(f"init.{part}" for part in INIT)]
-    assert names == sorted(["training.attempt", "training.segment", *(f"training.{name}" for name in own * 2)])
+    launched = ["training.launch"] * 2  # a rendezvous, and the start of the workers
+    assert names == sorted(
+        ["training.attempt", "training.segment", *launched, *(f"training.{name}" for name in own * 2)]
+    )
     assert all(span.error is None for span in attempt)
     for process in (span for span in attempt if span.name == "training.process"):
         assert {**FACTS, "training.step.last": STEPS - 1}.items() <= process.attributes.items()

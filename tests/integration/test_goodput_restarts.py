@@ -239,3 +239,66 @@ def test_checkpoints_are_spans_and_durations(state: Path) -> None:
     assert len({span.context.span_id for span in made}) == len(made) == len(saved)
     assert sorted(span.end_time for span in made) == pytest.approx(saved, abs=S)
     assert parts == {("save", "blocking", "success"), ("load", "blocking", "success")}
+
+
+def launched(state: Path) -> list[tuple[int, str, int]]:
+    """(attempt, operation, duration in ns) of everything that the launcher did, in order."""
+    lines = (state / "runs" / "killed" / "traces.jsonl").read_bytes().splitlines()
+    spans = [span for line in lines for span in decode("traces", line) if span.name == "training.launch"]
+    spans.sort(key=lambda span: span.start_time)
+    return [
+        (
+            span.resource.attributes["training.attempt"],
+            span.attributes["training.launch.operation"],
+            span.end_time - span.start_time,
+        )
+        for span in spans
+    ]
+
+
+def test_what_the_launcher_did_is_in_the_trace_of_each_attempt(state: Path) -> None:
+    """Between the death of a worker and the start of the next is what torchelastic takes."""
+    done = launched(state)
+
+    started = ["rendezvous", "start_workers"]
+    assert [(attempt, operation) for attempt, operation, _ in done] == [
+        *[(0, operation) for operation in started],
+        *[(attempt, operation) for attempt in (1, 2, 3) for operation in ["stop_workers", *started]],
+    ]
+    assert all(duration_ns > 0 for _, _, duration_ns in done)
+
+
+def newest(state: Path, metric: str) -> dict[Any, float]:
+    """The last value of each series of a metric, by its attribute."""
+    values: dict[Any, float] = {}
+    for line in (state / "runs" / "killed" / "metrics.jsonl").read_bytes().splitlines():
+        for told in decode("metrics", line).resource_metrics:
+            for found in (found for scope in told.scope_metrics for found in scope.metrics if found.name == metric):
+                values.update({next(iter(p.attributes.values())): p.value for p in found.data.data_points})
+    return values
+
+
+def test_what_torchelastic_measures_is_told(state: Path) -> None:
+    """By its own names, and as time by what it did."""
+    done = launched(state)
+
+    spent = newest(state, "training.launch.time")
+    assert spent.pop("exit_barrier") >= 0
+    for operation, seconds in spent.items():
+        assert seconds == pytest.approx(sum(took for _, name, took in done if name == operation) / S)
+    measured = newest(state, "training.launch.metric")
+    assert measured["workers.default.remaining_restarts"] == 0
+    assert measured["workers.default.run_success_with_retries"] == 1
+    assert measured["SimpleElasticAgent._rendezvous.success"] == 1
+    assert newest(state, "training.restarts") == {"failure": 3, "planned": 0}
+
+
+def test_what_torchelastic_records_is_told(state: Path) -> None:
+    """A worker that was started and one that came to its end, with torchelastic's own words."""
+    lines = (state / "runs" / "killed" / "logs.jsonl").read_bytes().splitlines()
+    records = [record.log_record for line in lines for record in decode("logs", line)]
+
+    told = [record.attributes for record in records if record.event_name.startswith("torchelastic.")]
+
+    assert [said["agent_restarts"] for said in told if said["state"] == "START"] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [said["global_rank"] for said in told if said["state"] == "SUCCEEDED"] == [0, 1]

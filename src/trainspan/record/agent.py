@@ -16,6 +16,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from trainspan import settings
 from trainspan.guard import warn_once
 from trainspan.identity import identify, new_run_id
+from trainspan.record.bridges import torchelastic
+from trainspan.record.patches import Patches
 from trainspan.record.recorder import open_writer
 from trainspan.recording import layout
 from trainspan.recording.writer import RecordingWriter
@@ -40,6 +42,7 @@ def agent_imported() -> None:
         make(self, spec, *args, **kwargs)
 
     def end_agent() -> None:
+        metrics.flush()
         for agent in agents:
             agent.close()
         agents.clear()
@@ -55,6 +58,11 @@ def agent_imported() -> None:
         _quietly(lambda: agents[-1].note(self, result) if agents else None)
         return result
 
+    def tell(name: str, /, **fields: Any) -> None:
+        if agents:
+            agents[-1].event(name, **fields)
+
+    metrics = torchelastic.install(LocalElasticAgent, Patches(), tell)
     LocalElasticAgent.__init__ = make_agent
     LocalElasticAgent.run = run_agent
     LocalElasticAgent._monitor_workers = monitor_workers

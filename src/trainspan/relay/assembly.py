@@ -84,10 +84,15 @@ class Assembly:
         identity: any of its ranks.
         sampling: which steps get a trace.
         span_names: which spans are exported; None: all.
+
+    Attributes:
+        followers: of its ranks.
+        launched_unix_ns: when a launcher of this node began with it; None if none is known.
     """
 
     def __init__(self, identity: Identity, sampling: Sampling, span_names: SpanNames | None = None):
         self.followers: list[RankFollower] = []
+        self.launched_unix_ns: int | None = None
         self._span_names = span_names or SpanNames()
         self._identity = identity
         self._sampling = sampling
@@ -292,6 +297,8 @@ class Assembly:
         if first is None or self._sampling.off:
             return
         start_unix_ns = min(f.source.unix_of(f.reader.process_start_ns) for f in self.followers)
+        if self.launched_unix_ns is not None:
+            start_unix_ns = min(start_unix_ns, self.launched_unix_ns)
         self._tell([attempt_span(first.source, start_unix_ns, ends)], 0)
 
     def _tell(self, spans: list[Span], cut: int) -> None:

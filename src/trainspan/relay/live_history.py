@@ -4,6 +4,7 @@ Kept within bounds: of time more than a day ago only sums are kept (`RunHistory.
 node, the job over all of them, is `trainspan goodput`'s to say, from the ledgers of all nodes.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -65,11 +66,17 @@ class LiveHistory:
                 return Resumption(gap_ns, disruption.lost_steps, bool(disruption.known_by))
         return Resumption(0, 0, known=True)
 
-    def restarts(self) -> dict[str, int]:
-        """Attempts after another, by why: after a `failure`, or `planned`: all ranks had closed in good order."""
-        disruptions = self._history.disruptions()
-        planned = sum(disruption.planned for disruption in disruptions)
-        return {"failure": len(disruptions) - planned, "planned": planned}
+    def restarts(self, told: Mapping[int, str] = {}) -> dict[str, int]:
+        """Attempts after another, by why: after a `failure`, or `planned`: all ranks had closed in good order.
+
+        Args:
+            told: why an attempt was begun, as its launcher has said it; it knows better than how the last one ended.
+        """
+        reasons = Counter({"failure": 0, "planned": 0})
+        for disruption in self._history.disruptions():
+            seen = "planned" if disruption.planned else "failure"
+            reasons[told.get(disruption.attempt, seen)] += 1
+        return dict(reasons)
 
     def of_rank(self, rank: int, attempt: int, now_unix_ns: int) -> RankGoodput:
         """What the engine says of a rank. Cost: 2 ms."""

@@ -17,6 +17,7 @@ from trainspan.relay.assembly import Assembly, Output
 from trainspan.relay.facts_of_run import RunLedger
 from trainspan.relay.follower import RankFollower
 from trainspan.relay.gpus import NodeGpus, is_here
+from trainspan.relay.launchers import Launchers
 from trainspan.relay.otlp.outlet import Outlet
 from trainspan.relay.otlp.resource import node_resource
 from trainspan.relay.signals.aggregates import StepAggregates
@@ -78,24 +79,24 @@ class Pipeline:
         self._next_metrics_ns: int | None = None
         self._next_summary_ns = 0
         self._followers: dict[Path, RankFollower] = {}
-        self._agents: set[Path] = set()
-        self._living_agents: set[Path] = set()
+        self._launchers = Launchers(self._sampling, SpanNames.of(settings.load(environ)[0]), environ)
         self._assemblies: dict[int, Assembly] = {}
         self._dying: list[_Dying] = []
-        self._causes: dict[int, str] = {}  # by pid, what the launcher says ended it
         self._summary: Summary | None = None
         self._ledger = RunLedger(folder, os.uname().nodename, self._started_unix_ns, log)
         self._retired: list[RecordingReader] = []
 
     def knows(self, reader: RecordingReader) -> bool:
         """Whether this recording has been seen before."""
-        return reader.path in self._followers or reader.path in self._agents
+        return reader.path in self._followers or self._launchers.knows(reader.path)
 
     def take(self, sighting: Sighting, now_ns: int) -> None:
         """Take over what one look at one recording gave."""
         reader = sighting.reader
         if reader.identity.role == Role.AGENT:
-            self._take_agent(sighting)
+            self._launchers.take(sighting)
+            if sighting.ended:
+                self._retired.append(reader)
             return
         follower = self._followers.get(reader.path) or self._follow(reader)
         assembly = self._assembly_of(reader.identity)
@@ -123,6 +124,7 @@ class Pipeline:
         if self._gpus.awaits_reading:
             self._gpus.look(now_ns)
         self._ledger.write(now_ns)  # before a recording that has ended is removed
+        self._put_launches()
         for assembly in self._assemblies.values():
             self._put(assembly.turn(now_ns))
         self._remove_retired()
@@ -142,6 +144,7 @@ class Pipeline:
     def close(self, now_ns: int, timeout_s: float) -> bool:
         """Hand out everything that is left; True if all of it was delivered within `timeout_s`."""
         self._bury(now_ns, wait_ns=0)
+        self._put_launches()
         for assembly in self._assemblies.values():
             self._put(assembly.finish())
         self._ledger.close()
@@ -150,17 +153,6 @@ class Pipeline:
         self._write_summary()
         self._gpus.close()
         return self._outlet is None or self._outlet.close(timeout_s)
-
-    def _take_agent(self, sighting: Sighting) -> None:
-        self._agents.add(sighting.reader.path)
-        self._living_agents.add(sighting.reader.path)
-        for event in sighting.events:
-            cause, pid = event.get("signal") or event.get("exit_code"), event.get("pid")
-            if event["event"] == "worker_ended" and isinstance(pid, int) and cause is not None:
-                self._causes[pid] = str(cause) if isinstance(cause, str) else f"exit code {cause}"
-        if sighting.ended:
-            self._living_agents.discard(sighting.reader.path)
-            self._retired.append(sighting.reader)
 
     def _follow(self, reader: RecordingReader) -> RankFollower:
         if self._outlet is None:
@@ -192,8 +184,8 @@ class Pipeline:
         """Finish the processes that died, once the launcher has said what killed them or had time to."""
         still_waiting = []
         for dying in self._dying:
-            cause = self._causes.get(dying.follower.source.identity.pid)
-            if cause is None and self._living_agents and now_ns - dying.seen_ns < wait_ns:
+            cause = self._launchers.causes.get(dying.follower.source.identity.pid)
+            if cause is None and self._launchers.living and now_ns - dying.seen_ns < wait_ns:
                 still_waiting.append(dying)
             else:
                 end = ProcessEnd(dying.seen_ns, "died", cause, dying.follower.alive_ns)
@@ -227,6 +219,13 @@ class Pipeline:
         if output.records:
             self._outlet.put_logs(output.records)
 
+    def _put_launches(self) -> None:
+        for attempt, assembly in self._assemblies.items():
+            assembly.launched_unix_ns = self._launchers.began_unix_ns(attempt)
+        if self._outlet is not None:  # which is made with the first rank
+            spans, records = self._launchers.spans(self._assemblies), self._launchers.records(time.time_ns())
+            self._put(Output(spans, records, 0, []))
+
     def _put_metrics(self, now_ns: int) -> None:
         history = self._ledger.history
         self._charge_energy(now_ns)
@@ -238,9 +237,10 @@ class Pipeline:
         resource = node_resource(identity.run, identity.attempt, self._node_rank, identity.host, self._environ)
         shared = None if has_own_histograms(identity.world_size) else self._shared
         # One node speaks of the job.
-        restarts = history.restarts() if self._node_rank == 0 else {}
+        restarts = history.restarts(self._launchers.reasons()) if self._node_rank == 0 else {}
+        launched = self._launchers.time_s(), self._launchers.metrics()
         gpus = self._gpus.readings
-        node = NodeReading(resource, self._started_unix_ns, self._health, shared, restarts, gpus)
+        node = NodeReading(resource, self._started_unix_ns, self._health, shared, restarts, gpus, *launched)
         self._outlet.put_metrics(metrics_of(readings, node, time.time_ns()))
         history.thin(time.time_ns())
 

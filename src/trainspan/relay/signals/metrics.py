@@ -146,6 +146,7 @@ class NodeReading(NamedTuple):
     `aggregates`: those its ranks share; None if each has its own.
     `restarts`: of the run so far, by reason; empty where another node tells them.
     `gpus`: what was read of those this relay speaks for.
+    `launch_s`: time that the node's launcher took, by what it did; `launch_metrics`: what it says itself, by name.
     """
 
     resource: Resource
@@ -154,6 +155,8 @@ class NodeReading(NamedTuple):
     aggregates: StepAggregates | None
     restarts: Mapping[str, int] = {}
     gpus: Sequence[Reading] = ()
+    launch_s: Mapping[str, float] = {}
+    launch_metrics: Mapping[str, float] = {}
 
 
 def metrics_of(ranks: Sequence[RankReading], node: NodeReading, time_unix_ns: int) -> MetricsData:
@@ -204,6 +207,8 @@ def node_metrics(node: NodeReading, time_unix_ns: int) -> list[Metric]:
     return [
         *_histograms(node.aggregates, span),
         *_numbers(names.RESTARTS, node.restarts, span),
+        *_numbers(names.LAUNCH_TIME, node.launch_s, span),
+        *_numbers(names.LAUNCH_METRIC, node.launch_metrics, span),
         *_numbers(names.MARKS, {None: health.marks}, span),
         *_numbers(names.MARKS_LOST, {None: health.marks_lost}, span),
         *_numbers(names.EVENTS_DROPPED, {None: health.events_dropped}, span),

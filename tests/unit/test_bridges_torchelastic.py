@@ -1,0 +1,198 @@
+"""What torchelastic says of itself is told, and reaches whom it reached before."""
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.distributed.elastic import events, metrics
+from torch.distributed.elastic.events import Event, EventSource
+
+from trainspan.record.bridges import torchelastic as bridge
+from trainspan.record.patches import Patches
+
+
+class Base:
+    """As torchelastic's agent: some of its methods are inherited."""
+
+    def __init__(self, state: str = "HEALTHY", restarts: int = 0):
+        spec = SimpleNamespace(max_restarts=3)
+        status = SimpleNamespace(name=state)
+        self._worker_group = SimpleNamespace(spec=spec, state=status, group_rank=1, group_world_size=2)
+        self._remaining_restarts = 3 - restarts
+
+    def _rendezvous(self, group: Any) -> None:
+        if group is None:
+            raise TimeoutError("nobody came")
+
+    def _restart_workers(self, group: Any) -> str:
+        self._stop_workers(group)
+        return "restarted"
+
+    def _stop_workers(self, group: Any) -> None:
+        """The agent's own."""
+
+
+class Agent(Base):
+    """The one that is followed."""
+
+    def _start_workers(self, group: Any) -> dict[int, Any]:
+        return {0: group}
+
+
+class Kept(metrics.MetricHandler):
+    """A handler of somebody else's."""
+
+    def __init__(self) -> None:
+        self.values: list[tuple[str, str, Any]] = []
+
+    def emit(self, metric_data: Any) -> None:
+        """Keep it."""
+        self.values.append((metric_data.group_name, metric_data.name, metric_data.value))
+
+
+Told = list[tuple[str, dict[str, Any]]]
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    """What was told, with the agent and torchelastic followed."""
+    heard: Told = []
+    patches = Patches()
+    bridge.install(Agent, patches, lambda name, /, **fields: heard.append((name, fields)))
+    yield heard
+    patches.undo()
+
+
+@pytest.fixture
+def handler() -> Iterator[Kept]:
+    """The handler that a user has configured."""
+    kept = Kept()
+    metrics.configure(kept)
+    yield kept
+    metrics.configure(metrics.NullMetricHandler())
+
+
+def test_what_the_agent_does_is_timed(told: Told) -> None:
+    """With the attempt it is for, and the node."""
+    agent = Agent(restarts=2)
+
+    workers = agent._start_workers("group")
+
+    [(name, fields)] = told
+    assert workers == {0: "group"}
+    assert name == "launch"
+    assert fields.pop("start_ns") <= fields.pop("end_ns")
+    assert fields == {"operation": "start_workers", "ok": True, "restarts": 2, "node": 1, "nodes": 2}
+
+
+def test_rendezvous_that_fails_is_told_and_reaches_the_agent(told: Told) -> None:
+    """Of all that a launcher does it is what most often ends a job."""
+    with pytest.raises(TimeoutError, match="nobody came"):
+        Agent()._rendezvous(None)
+
+    assert [(fields["operation"], fields["ok"]) for _, fields in told] == [("rendezvous", False)]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [("HEALTHY", "membership"), ("FAILED", "failure"), ("UNHEALTHY", "failure")]
+)
+def test_restart_is_told_with_its_reason(told: Told, state: str, reason: str) -> None:
+    """A job that shrinks and grows is none that crashes."""
+    agent = Agent(state, restarts=1)
+
+    answer = agent._restart_workers(agent._worker_group)
+
+    assert answer == "restarted"
+    assert told[0] == ("launch_restart", {"reason": reason, "restarts": 1, "node": 1, "nodes": 2})
+    assert [fields["operation"] for _, fields in told[1:]] == ["stop_workers"]
+
+
+def test_metrics_reach_the_users_handler_and_us(told: Told, handler: Kept) -> None:
+    """torchelastic has one handler, and it is the user's."""
+    metrics.put_metric("workers.default.healthy", 1)
+    metrics.put_metric("waited", 2.5, "mine")
+
+    assert handler.values == [("torchelastic", "workers.default.healthy", 1), ("mine", "waited", 2.5)]
+    assert told[0] == ("launch_metrics", {"values": {"workers.default.healthy": 1}})
+
+
+def test_handler_that_fails_fails_as_before(told: Told, monkeypatch: pytest.MonkeyPatch, handler: Kept) -> None:
+    """Whose it is must hear of it."""
+
+    def refuse(_: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(handler, "emit", refuse)
+
+    with pytest.raises(OSError, match="disk full"):
+        metrics.put_metric("workers.default.healthy", 1)
+
+    assert told == []
+
+
+@pytest.fixture
+def second() -> Callable[[float], Told]:
+    """What is told of one metric put every 0.1 s, for so many seconds."""
+
+    def put(seconds: float) -> Told:
+        heard: Told = []
+        clock = [0]
+        said = bridge.Metrics(lambda name, /, **fields: heard.append((name, fields)), lambda: clock[0])
+        for number in range(round(10 * seconds)):
+            clock[0] = number * 100_000_000
+            said.put("torchelastic", "steady", 1)
+            said.put("torchelastic", "rising", number)
+        said.flush()
+        return heard
+
+    return put
+
+
+def test_metrics_are_told_when_they_change_and_not_every_tick(second: Callable[[float], Told]) -> None:
+    """The agent puts the same numbers ten times a second, for months."""
+    heard = second(3.0)
+
+    values = [fields["values"] for _, fields in heard]
+    assert values == [{"steady": 1}, {"rising": 10}, {"rising": 20}, {"rising": 29}]
+
+
+def test_names_of_metrics_are_bounded() -> None:
+    """A name with a number in it must not fill the log."""
+    heard: Told = []
+    said = bridge.Metrics(lambda name, /, **fields: heard.append((name, fields)), lambda: 0)
+
+    for number in range(2 * bridge.MOST_METRICS):
+        said.put("torchelastic", f"name-{number}", 1)
+    said.put("torchelastic", "text", "no number")
+    said.flush()
+
+    assert sum(len(fields["values"]) for _, fields in heard) == bridge.MOST_METRICS
+
+
+def event(**metadata: Any) -> Event:
+    """An event as the agent makes them."""
+    return Event("torchelastic.worker.status.FAILED", EventSource.WORKER, metadata=metadata)
+
+
+@pytest.mark.parametrize("module", ["torch.distributed.elastic.events", "torch.distributed.elastic.agent.server.api"])
+def test_event_is_told_without_what_can_hold_anything(told: Told, module: str) -> None:
+    """An error's text can hold data and secrets; its exit code cannot."""
+    record = import_module(module).record
+    made = event(
+        state="FAILED", global_rank=3, worker_id=None, raw_error="password", metadata='{"exit_code": [9], "x": 1}'
+    )
+
+    record(made)
+
+    attributes = {"state": "FAILED", "global_rank": 3, "exit_code": 9, "source": "WORKER"}
+    assert told == [("launch_event", {"name": "torchelastic.worker.status.FAILED", "attributes": attributes})]
+
+
+def test_event_that_makes_no_sense_is_recorded_all_the_same(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is somebody's own."""
+    events.record(event(metadata="{"))
+
+    assert told == []
+    assert "Traceback" not in capsys.readouterr().err
