@@ -26,6 +26,8 @@ BRIDGES = {
     "megatron.core.optimizer.optimizer": "megatron",
     "megatron.core.optimizer.layer_wise_optimizer": "megatron",
     "megatron.core.dist_checkpointing": "megatron_checkpoint",
+    "torchmetrics.metric": "torchmetrics",
+    "torchmetrics.collections": "torchmetrics",
     "torchtitan.observability.structured_logger.structured_logging": "torchtitan",
 }
 """By the module that a framework's own class is in: a bridge must not be imported before its framework."""
