@@ -26,6 +26,7 @@ KEYS = {
     "badput_s",
     "unaccounted_s",
     "excluded_s",
+    "overlap_s",
     "disruptions",
     "planned_stops",
     "planned_stop_s",
@@ -224,6 +225,16 @@ def test_terminal_without_unicode_gets_an_answer(state: Path) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "####" in done.stdout
+
+
+def test_attempts_that_overlap_are_said(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A clock that was set back, or a process that would not die: what is left out is left out aloud."""
+    leave_ledger(state, *one_restart(), begun(1085, attempt=2), *steps(2, [1090, 1110], attempt=2))
+
+    rows = shown_lines("demo", capsys=capsys)
+
+    assert "15.0 s recorded after a later attempt had begun are left out (a clock set back?)" in rows
+    assert said_json("demo", capsys=capsys)["overlap_s"] == 15.0
 
 
 def test_projection_says_what_it_is_made_from(state: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -283,6 +283,24 @@ class TestRestarts:
         assert seconds(history) == {"lost_work": 20.0, "productive": 20.0, "restart": 10.0}
         assert (report(history).steps, report(history).steps_lost) == (2, 2)
 
+    def test_what_a_cut_takes_away_is_told(self) -> None:
+        """Twenty seconds of the old process lie behind the beginning of the new one; ten of them in the window."""
+        history = history_of([begun(0), *steps(0, MINUTE), *restarted(4, at=40)])
+
+        assert report(history).overlap_s == 20.0
+        assert report(history, Window(50 * S, 100 * S)).overlap_s == 10.0
+        assert report(history_of([begun(0), *steps(0, MINUTE), *restarted(4)])).overlap_s == 0.0
+
+    def test_clock_that_was_set_back_an_hour_loses_no_time_in_silence(self) -> None:
+        """The second attempt begins before the first: the time of the first has no place on this clock."""
+        first = steps(0, range(4000, 4060, 10))
+
+        history = history_of([begun(4000), *first, begun(400, attempt=1), *steps(5, range(410, 470, 10), attempt=1)])
+
+        answer = report(history)
+        assert (answer.total_s, answer.productive_s, answer.badput_s) == (60.0, 50.0, {"restart": 10.0})
+        assert (answer.overlap_s, answer.last_step) == (50.0, 9)
+
     def test_zombie_is_cut_where_its_successor_begins(self) -> None:
         """The old process still recorded for 20 s: a rank has one clock."""
         history = history_of([begun(0), *steps(0, MINUTE), *restarted(4, at=40)])
@@ -433,6 +451,7 @@ class TestQuestions:
             "badput_s": {"checkpoint_load": 10.0, "lost_work": 20.0, "restart": 30.0},
             "unaccounted_s": 0.0,
             "excluded_s": 10.0,
+            "overlap_s": 0.0,
             "disruptions": 1,
             "planned_stops": 0,
             "planned_stop_s": 0.0,

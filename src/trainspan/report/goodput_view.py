@@ -24,6 +24,10 @@ LEAST_CELLS: Final = 0.5
 """A shorter bar is a sliver, so that no small cause looks like a larger one."""
 
 _NS: Final = 1_000_000_000
+LEAST_OVERLAP_S: Final = 1.0
+LEAST_OVERLAP: Final = 0.001
+"""Of the total: the end of a process is seen a moment late, and the next one may have begun by then."""
+
 _YEAR: Final = len("2026-")
 _INDENT: Final = 2
 _GAP: Final = 2
@@ -76,6 +80,11 @@ def _header(said: Answer) -> Iterable[Text]:
         yield Text(
             f"ideal step {duration(said.pace.ideal_s)}, the newest are {duration(abs(said.pace.deviation_s))} {than}; "
             f"ETTR {ratio(said.ettr)}{'' if said.mfu is None else f'; MFU {ratio(said.mfu)}'}"
+        )
+    if asked.overlap_s > max(LEAST_OVERLAP_S, LEAST_OVERLAP * asked.total_s):
+        yield Text(
+            f"{duration(asked.overlap_s)} recorded after a later attempt had begun are left out (a clock set back?)",
+            style="yellow",
         )
     if said.unread:
         where = ", ".join(printable(name) for name in said.unread_in[:3])

@@ -88,10 +88,15 @@ def _ending_of(life: Life, *, is_newest: bool) -> Ending:
 class Clock:
     """The periods of one rank or of the job; what is behind the newest is summed once."""
 
-    __slots__ = ("_prefix", "periods")
+    __slots__ = ("_overlaps", "_prefix", "periods")
 
     def __init__(self, periods: list[Period]) -> None:
         self.periods = periods
+        self._overlaps = [
+            (max(frame.stop_ns, life.begun_ns), life.alive_ns)
+            for _, life, frame, _ in periods
+            if max(frame.stop_ns, life.begun_ns) < life.alive_ns
+        ]
         self._prefix: list[tuple[Sums, Count]] = [({}, Count(0, 0))]
 
     def advance(self, now_ns: int | None) -> None:
@@ -109,6 +114,10 @@ class Clock:
         for code, length_ns in self._sums_before(start_ns).items():
             sums[code] = sums.get(code, 0) - length_ns
         return sums
+
+    def overlap_ns(self, start_ns: int, end_ns: int) -> int:
+        """How much of [start_ns, end_ns) lives have recorded that were cut there, because a later one had begun."""
+        return sum(max(min(last_ns, end_ns) - max(first_ns, start_ns), 0) for first_ns, last_ns in self._overlaps)
 
     def steps(self, start_ns: int, end_ns: int) -> Count:
         """How many steps that ended after `start_ns` and not after `end_ns` were kept, and how many lost."""

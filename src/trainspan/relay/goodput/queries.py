@@ -96,6 +96,7 @@ class GoodputReport:
         badput_s: seconds by state, without states that got nothing.
         unaccounted_s: what of it nobody can explain.
         excluded_s: time left out because it was excluded.
+        overlap_s: time left out because a later attempt had begun: two ran at once, or a clock was set back.
         disruptions: attempts that began in the window after one that had failed.
         planned_stops: attempts that began in the window after one that had closed in good order.
         planned_stop_s: time between those and the ones before; it is part of `badput_s["restart"]`.
@@ -113,6 +114,7 @@ class GoodputReport:
     badput_s: dict[str, float]
     unaccounted_s: float
     excluded_s: float
+    overlap_s: float
     disruptions: int
     planned_stops: int
     planned_stop_s: float
@@ -168,6 +170,7 @@ def report(history: RunHistory, window: Window = WHOLE, scope: Scope = THE_JOB) 
         badput_s={state: length_ns / NS for state, length_ns in sorted(states.items())},
         unaccounted_s=states.get("unaccounted", 0) / NS,
         excluded_s=(everything_ns - total_ns) / NS,
+        overlap_s=sum(clock.overlap_ns(*stretch) for clock in clocks for stretch in stretches) / NS,
         disruptions=len(begun) - len(stops),
         planned_stops=len(stops),
         planned_stop_s=sum(window.overlap_ns(stop.failed_ns, stop.begun_ns) for stop in stops) / NS,
