@@ -9,7 +9,9 @@ import pytest
 
 from tests.integration.relayed import SCRIPTS, TORCHRUN, train_with, wait_for_relay
 from trainspan.cli.main import main
+from trainspan.relay.goodput.queries import Scope, pace, report
 from trainspan.relay.otlp.otlp_json import decode
+from trainspan.report.goodput import from_ledger
 
 S = 1_000_000_000
 LAST_STEP = 34
@@ -117,20 +119,25 @@ def assert_within(seconds: float, truth_s: tuple[float, float], tolerance_s: flo
     assert low_s - tolerance_s <= seconds <= high_s + tolerance_s
 
 
-def counters_of(state: Path, rank: int) -> dict[str, float]:
-    """The counter `training.time` of a rank by state, its last value of each attempt added up."""
-    newest: dict[tuple[int, str], float] = {}
+def newest_of(state: Path, metric: str) -> dict[tuple[Any, Any, Any], float]:
+    """The last value of each series of a metric, by (attempt, rank, its first attribute)."""
+    newest: dict[tuple[Any, Any, Any], float] = {}
     for line in (state / "runs" / "killed" / "metrics.jsonl").read_bytes().splitlines():
         for told in decode("metrics", line).resource_metrics:
             resource = told.resource.attributes
-            if resource.get("training.rank") != rank:
-                continue
-            for metric in (metric for scope in told.scope_metrics for metric in scope.metrics):
-                for point in metric.data.data_points if metric.name == "training.time" else ():
-                    newest[resource["training.attempt"], point.attributes["training.state"]] = point.value
+            for found in (found for scope in told.scope_metrics for found in scope.metrics if found.name == metric):
+                for point in found.data.data_points:
+                    attribute = next(iter((point.attributes or {}).values()), None)
+                    newest[resource.get("training.attempt"), resource.get("training.rank"), attribute] = point.value
+    return newest
+
+
+def counters_of(state: Path, rank: int) -> dict[str, float]:
+    """The counter `training.time` of a rank by state, its last value of each attempt added up."""
     total: dict[str, float] = {}
-    for (_, spent_on), seconds in newest.items():
-        total[spent_on] = total.get(spent_on, 0.0) + seconds
+    for (_, of_rank, spent_on), seconds in newest_of(state, "training.time").items():
+        if of_rank == rank:
+            total[spent_on] = total.get(spent_on, 0.0) + seconds
     return total
 
 
@@ -219,6 +226,40 @@ def test_counters_add_up_to_the_same_run(state: Path, answer: dict[str, Any]) ->
     assert sum(counters.values()) == pytest.approx(said["total_s"], abs=five_percent_s)
     for spent_on, seconds in {**said["badput_s"], "productive": said["productive_s"]}.items():
         assert counters.get(spent_on, 0.0) == pytest.approx(seconds, abs=five_percent_s), spent_on
+
+
+def test_gauges_end_with_what_the_command_says(state: Path, answer: dict[str, Any]) -> None:
+    """One engine answers live and afterwards: when the run is over there is nothing left to differ."""
+    history = from_ledger(state / "runs" / "killed").history
+    last = len(RESUMED_AT)
+
+    goodput, deviation = newest_of(state, "training.goodput"), newest_of(state, "training.step.deviation")
+    steps, restarts = newest_of(state, "training.progress.step"), newest_of(state, "training.restarts")
+
+    for rank in RANKS:
+        found = pace(history, scope=Scope(rank=rank))
+        attempt = report(history, scope=Scope(rank=rank, attempt=last))
+        assert found is not None
+        assert goodput[last, rank, "run"] == pytest.approx(answer["by"]["rank"][str(rank)]["goodput"])
+        assert goodput[last, rank, "1h"] == pytest.approx(goodput[last, rank, "run"])
+        assert goodput[last, rank, "attempt"] == pytest.approx(attempt.goodput)
+        assert deviation[last, rank, None] == pytest.approx(found.deviation_s)
+        assert steps[last, rank, None] + RESUMED_AT[-1] == answer["last_step"]
+    assert restarts[last, None, "failure"] == answer["disruptions"]
+
+
+def test_report_says_nearly_the_same(state: Path, answer: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Its account is that of the counters: the same time, and what was done again for what was lost."""
+    assert main(["report", "killed", "--dir", str(state), "--json"]) == 0
+
+    said = json.loads(capsys.readouterr().out)
+
+    ranks = answer["by"]["rank"].values()
+    total_s = sum(rank["total_s"] for rank in ranks)
+    goodput = sum(rank["productive_s"] for rank in ranks) / total_s
+    assert sum(said["states_s"].values()) == pytest.approx(total_s, rel=0.05)
+    assert said["goodput_ratio"] == pytest.approx(goodput, abs=0.05)
+    assert said["steps"] == answer["steps"] + answer["steps_lost"]
 
 
 def test_checkpoints_are_spans_and_durations(state: Path) -> None:
