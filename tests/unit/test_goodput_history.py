@@ -397,6 +397,26 @@ class TestJob:
 
         assert seconds(history) == {"productive": 30.0, "unaccounted": 30.0}
 
+    @pytest.mark.parametrize("until", [None, 60])
+    def test_rank_that_makes_no_step_does_not_hold_the_job_back(self, until: int | None) -> None:
+        """One that evaluates, or serves samples, is in its init all its life; others make the steps."""
+        beside: list[Fact] = [begun(0, rank=1), activity("init", 0, until, rank=1), ended(60, rank=1, orderly=True)]
+
+        history = history_of([begun(0), activity("init", 0, 10), *steps(0, MINUTE[1:]), *beside])
+
+        assert seconds(history) == {"init": 10.0, "productive": 50.0}
+        assert seconds(history, scope=Scope(rank=1)) == {"init": 60.0}
+
+    def test_before_anybody_steps_all_ranks_count(self) -> None:
+        """Who will make steps, nobody can know yet; once one has, the steps so far are seen in its light."""
+        history = history_of([begun(0), activity("init", 0, 5), begun(0, rank=1), activity("init", 0, 20, rank=1)])
+        before = seconds(history)
+
+        history.add_all(steps(0, [20, 30]))
+
+        assert before == {"init": 20.0}
+        assert seconds(history) == {"init": 5.0, "productive": 10.0, "unaccounted": 15.0}
+
     def test_dead_rank_is_no_part_of_the_job_any_more(self) -> None:
         """Until the others are gone too they lose their work, not the dead one."""
         dead: list[Fact] = [*steps(0, range(0, 40, 10), rank=1), ended(32, rank=1)]

@@ -154,6 +154,7 @@ def test_job_does_what_its_strongest_rank_does(facts: list[Fact], fraction: floa
     history = history_of(facts)
     for period in history.clock(JOB).periods:
         ranks = history.lives_in(period.life.attempt)
+        ranks = [rank for rank in ranks if len(rank.steps)] or ranks
         instant = round(period.life.begun_ns + fraction * (period.life.alive_ns - 1 - period.life.begun_ns))
         silent_runs = period.life.attempt == history.attempts[-1]
         present = [

@@ -1,11 +1,14 @@
 """The job as one more rank: at every instant it does what the rank that holds it back does.
 
-Definition. Among the ranks whose process exists at an instant, the job is in the state of the one with the strongest
-claim (`states.CLAIMS`), with two exceptions: work outranks `straggler_wait`, because who waits is not who holds the job
-back, and uncovered time outranks work, because nobody can say that such a rank worked. So the job is productive exactly
-when its slowest rank is: no rank does anything but work or wait for that one. The job has made a step when the last of
-the ranks that make steps has; the step begins when the last of them begins it. What follows from the claims (lost work,
-restarts, compile, hangs) then follows for the job as it does for a rank.
+Definition. Among the ranks that make steps and whose process exists at an instant, the job is in the state of the one
+with the strongest claim (`states.CLAIMS`), with two exceptions: work outranks `straggler_wait`, because who waits is
+not who holds the job back, and uncovered time outranks work, because nobody can say that such a rank worked. So the job
+is productive exactly when its slowest rank is: no rank does anything but work or wait for that one. The job has made a
+step when the last of the ranks that make steps has; the step begins when the last of them begins it. What follows from
+the claims (lost work, restarts, compile, hangs) then follows for the job as it does for a rank.
+
+A rank that makes no step in an attempt in which others do (it evaluates, or serves samples) has its own account and no
+part in the job's: it would be in its `init` all its life, and the job with it. Before anybody has made one, all count.
 
 Ranks that never wait for each other (local SGD) make the job look worse than it is: their views are the truth there.
 """
@@ -48,20 +51,21 @@ class Job:
         self._describe(ranks)
         self.life.forget(changed_from_ns)
         del self._runs[len(self.life.steps) :]
-        self._repaint(ranks, is_newest=is_newest)
-        self._restep([rank.steps for rank in ranks if len(rank.steps)])
+        stepping = [rank for rank in ranks if len(rank.steps)]
+        self._repaint(stepping or ranks, is_newest=is_newest)
+        self._restep([rank.steps for rank in stepping])
         for rank in ranks:
             rank.changed_from_ns = NEVER
 
     def _describe(self, ranks: Sequence[Life]) -> None:
-        life = self.life
+        life, stepped = self.life, any(len(rank.steps) for rank in ranks)
         life.version += 1
         life.begun_ns = min(rank.begun_ns for rank in ranks)
         life.alive_ns = max(rank.alive_ns for rank in ranks)
         life.ended_ns = None if any(rank.ended_ns is None for rank in ranks) else life.alive_ns
         life.orderly = all(rank.orderly for rank in ranks)
         life.world_size = max(rank.world_size for rank in ranks)
-        life.opens = {opened for rank in ranks for opened in rank.opens}
+        life.opens = {opened for rank in ranks if len(rank.steps) or not stepped for opened in rank.opens}
 
     def _repaint(self, ranks: Sequence[Life], *, is_newest: bool) -> None:
         life = self.life
