@@ -1,6 +1,7 @@
 """Replays of a graph, on a class that behaves as torch.cuda.CUDAGraph does."""
 
 from collections.abc import Callable, Iterator
+from threading import Thread
 from typing import NamedTuple
 
 import pytest
@@ -138,3 +139,20 @@ def test_a_capture_that_fails_or_is_dropped_is_not_under_way(watched: Watched) -
     del dropped
 
     assert (after_refusal, during, watched.captures.under_way()) == (False, True, False)
+
+
+def test_a_capture_of_another_thread_holds_no_step_of_this_one(watched: Watched) -> None:
+    """A thread that captures an evaluation while training goes on has captured no step of it."""
+    graph = Graph()
+    thread = Thread(target=graph.capture_begin)
+    thread.start()
+    thread.join()
+    watched.marker.step(watched.marker.enter(Phase.OPTIMIZER))
+    thread = Thread(target=graph.capture_end)
+    thread.start()
+    thread.join()
+
+    graph.replay()
+
+    assert watched.ended == []
+    assert watched.marker.steps() == 1

@@ -53,7 +53,7 @@ def install(
             result = end(self, *args, **kwargs)
         finally:
             captures.end(self)
-        if marker.steps() > steps_before:
+        if marker.mine() and marker.steps() > steps_before:
             holders.add(self)
         return result
 
