@@ -111,11 +111,7 @@ class DeviceClock:
             # Not the oldest, which the device is closest to: one that stays behind would never finish any.
             self._tell("device_dropped", step=number, reason="behind")
             return False
-        stream = self._device.stream()
-        if stream.device_index != self._pool_of:
-            self._pool_of = stream.device_index
-            self._pool.clear()
-        self._now = _Timed(number, stream, [], [])
+        self._now = _Timed(number, self._device.stream(), [], [])
         return self._record(self._now)
 
     def mark(self, time_ns: int) -> None:
@@ -157,6 +153,9 @@ class DeviceClock:
         if self._device.is_capturing():
             self._abandon(timed, "capture")
             return False
+        if timed.stream.device_index != self._pool_of:
+            self._pool_of = timed.stream.device_index
+            self._pool.clear()
         event = self._pool.pop() if self._pool else self._device.make_event()
         event.record(timed.stream)
         timed.events.append(event)
