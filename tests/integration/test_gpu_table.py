@@ -201,15 +201,16 @@ def test_device_work_belongs_to_the_phase_that_launched_it() -> None:
 
 
 def test_device_times_are_compared_step_by_step(pretended: Bench) -> None:
-    """On the CPU the times differ by what lies between a mark and the first operation; every step is on both sides."""
+    """Every step is on both sides; on the CPU the times differ by what lies between a mark and the first operation."""
     rows = rows_of("device_times", pretended)
 
     for phase in ("forward", "backward", "optimizer"):
         assert rows[f"steps with a device time of {phase}"] == Row(
             f"steps with a device time of {phase}", "5 of 5", "9 of 10", holds=True
         )
-        off = float(rows[f"device time of {phase}"].measured.rpartition(" ")[2].rstrip("%"))
-        assert -20 < off < 200
+        assert rows[f"device time of {phase}"].measured.endswith("%")
+    # All operations of a forward lie between its marks.
+    assert "+" in rows["device time of forward"].measured
 
 
 def test_waits_are_counted_by_the_call(pretended: Bench) -> None:
