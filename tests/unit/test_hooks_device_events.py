@@ -243,6 +243,20 @@ def test_nothing_is_asked_of_a_device_that_is_not_used() -> None:
     assert (timed.gpu.events, timed.gpu.queries, timed.told) == ([], 0, [])
 
 
+def test_a_device_that_comes_into_use_later_is_timed_from_there() -> None:
+    """A script can warm up on the CPU; the step in which CUDA was initialized has begun without an event."""
+    timed = loop()
+    timed.gpu.ready = False
+    for _ in range(3):
+        timed.step()
+
+    timed.gpu.ready = True
+    for _ in range(3):
+        timed.step()
+
+    assert [(told["event"], told["step"]) for told in timed.told] == [("device_step", 4), ("device_step", 5)]
+
+
 def test_failing_device_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """A sticky error of CUDA is the script's to see, at its own next call; ours must not be the one that raises."""
     timed = loop()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainspan.record.course import TOLD, Course
-from trainspan.record.device_copies import Device
+from trainspan.record.device_copies import Device, cuda
 from trainspan.record.flop_count import STEP, FlopCount
 from trainspan.record.pace import Pace
 from trainspan.record.scalars import MOST_NAMES, ScalarLog
@@ -431,3 +431,8 @@ def test_flops_of_compiled_code_are_not_counted(capsys: pytest.CaptureFixture[st
 
 
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+
+def test_a_capture_on_another_thread_counts() -> None:
+    """The current stream of the thread that logs is not the one that captures, and torch tells of that alone."""
+    assert cuda(lambda: True).is_capturing()
