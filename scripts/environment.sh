@@ -35,19 +35,19 @@ is_prepared() {
 
 # In `.cache/borrowed`: the packages of the interpreter, this checkout, and its start-up hook.
 borrow_environment() {
-  local base here
+  local base here place=$ROOT/.cache/borrowed
   base=$(_base_python) || return 1
   (cd / && "$base" -c "$TORCH_IS_THERE") || return 1
   mkdir -p "$ROOT/.cache"
-  ENVIRONMENT=$ROOT/.cache/borrowed
-  rm -rf "$ENVIRONMENT"
-  "$base" -m venv --without-pip --system-site-packages "$ENVIRONMENT" || return 1
-  "$ENVIRONMENT/bin/python" -c "$TORCH_IS_THERE" || _borrow_packages "$base"
-  here=$("$ENVIRONMENT/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  rm -rf "$place"
+  "$base" -m venv --without-pip --system-site-packages "$place" || return 1
+  "$place/bin/python" -c "$TORCH_IS_THERE" || ENVIRONMENT=$place _borrow_packages "$base"
+  here=$("$place/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   # Read in this order: the hook needs the checkout.
   printf '%s\n' "$ROOT/src" >"$here/_trainspan.pth"
   cp "$ROOT/src/trainspan.pth" "$here/trainspan.pth"
   say "using $base and what it has"
+  ENVIRONMENT=$place
   export VIRTUAL_ENV=$ENVIRONMENT PATH=$ENVIRONMENT/bin:$PATH
 }
 
