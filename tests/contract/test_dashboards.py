@@ -139,6 +139,20 @@ def test_no_panel_draws_a_line_for_every_rank_of_a_large_job(path: Path) -> None
     assert unbounded == []
 
 
+@every_dashboard
+def test_what_is_asked_of_all_the_time_shown_is_asked_once(path: Path) -> None:
+    """At every step of a graph it would read all of the time shown again; chosen once by `@ end()` it does not."""
+    targets = [target for panel in json.loads(path.read_text())["panels"] for target in panel["targets"]]
+
+    again = [
+        target["expr"]
+        for target in targets
+        if target.get("range") and re.search(r"\[\$__range\](?! @ end\(\))", target["expr"])
+    ]
+
+    assert again == []
+
+
 def _series_of(metric: names.Metric) -> list[str]:
     # Prometheus knows a share by its instrument: only of a gauge.
     plain = metric.unit == "1" and metric.instrument != "gauge"
