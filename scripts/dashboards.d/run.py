@@ -139,6 +139,26 @@ RUN = Dashboard(
             "s",
         ),
         Panel(
+            "Launcher",
+            "bargauge",
+            "Time the launchers of all nodes took so far, by what they did. A long rendezvous: a node comes late, or "
+            "restarts again and again; a long stop: workers that do not hear SIGTERM. Empty: not started by torchrun.",
+            (
+                Query(
+                    f"sum by (training_launch_operation) (training_launch_time_seconds_total{{{ONE_RUN}}})",
+                    "{{training_launch_operation}}",
+                ),
+            ),
+            "s",
+        ),
+        Panel(
+            "torchelastic's metrics",
+            "timeseries",
+            "What torchelastic, or who uses its metrics, last put there, in its own units. Of many those that are "
+            "highest are shown.",
+            (Query(highest(f"training_launch_metric{{{ONE_RUN}}}"), "{{training_launch_metric_name}}"),),
+        ),
+        Panel(
             "Progress",
             "timeseries",
             "Number of the last step completed by each rank. Flat: no progress. A drop: steps are done again after a "

@@ -465,7 +465,7 @@ LAUNCH_TIME = Metric(
 LAUNCH_METRIC = Metric(
     "training.launch.metric",
     "gauge",
-    "1",
+    "{value}",
     "Last value of what was put into torchelastic's own metrics, in their own units.",
     (LAUNCH_METRIC_NAME,),
 )

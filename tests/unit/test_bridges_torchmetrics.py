@@ -35,7 +35,7 @@ class Heard:
         self.scalars = ScalarLog(self.tell, self.marker.steps, {})
         notes = Notes(self.marker, self.tell, lambda: True)
         course, spans = Course(self.tell, self.marker.steps), SpanTeller(self.tell, lambda: True)
-        self.channel = Channel(self.marker, self.scalars, course, notes, spans, lambda: None)
+        self.channel = Channel(self.marker, self.scalars, course, notes, spans, lambda: None, None)
 
     def tell(self, event: str, **fields: Any) -> None:
         """Take an event."""
