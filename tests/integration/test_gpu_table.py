@@ -250,7 +250,7 @@ def test_energy_is_compared_with_the_drivers_counter(pretended: Bench) -> None:
     """The recorded GPU draws evenly, so a few seconds show what a minute shows on a real one."""
     rows = rows_of("energy", pretended)
 
-    assert rows["energy of 3 s of training"].measured.endswith("%")
+    assert rows["energy of 6 s of training"].measured.endswith("%")
     assert rows["hw.id of the rank's process"].holds is True
 
 
