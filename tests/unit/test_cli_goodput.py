@@ -13,7 +13,7 @@ from tests.unit.goodput_facts import S, activity, begun, ended, steps
 from trainspan.cli.goodput import length_ns, stretch_ns, time_ns
 from trainspan.cli.main import main
 from trainspan.names import STATES
-from trainspan.relay.goodput.facts import Fact, Saved
+from trainspan.relay.goodput.facts import Fact, Loaded, Saved
 from trainspan.relay.goodput.ledger import LedgerWriter
 
 KEYS = {
@@ -225,6 +225,38 @@ def test_terminal_without_unicode_gets_an_answer(state: Path) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "####" in done.stdout
+
+
+def launched_again(*, at: int, first: int) -> list[Fact]:
+    """A launch of two ranks with nothing but the run's id: attempt 0, steps from 0, `first` of the run's loaded."""
+    facts: list[Fact] = []
+    for rank in range(2):
+        facts += [begun(at + rank, rank=rank, in_run=False), activity("init", at + rank, at + 10, rank=rank)]
+        facts += [Loaded(0, rank, (at + 9) * S, first)] if first else []
+        facts += steps(0, range(at + 10, at + 60, 10), rank=rank)
+        facts.append(ended(at + 60, rank=rank, orderly=True))
+    return facts
+
+
+@pytest.mark.parametrize("in_one_file", [False, True])
+def test_run_that_was_launched_again_by_its_id_has_two_attempts(
+    state: Path, capsys: pytest.CaptureFixture[str], in_one_file: bool
+) -> None:
+    """A planned stop and a later resume, by hand: no step was done twice, and the night between is no mystery."""
+    friday, monday = launched_again(at=1000, first=0), launched_again(at=9000, first=4)
+    folder = leave_ledger(state, *friday, *(monday if in_one_file else []))
+    if not in_one_file:
+        writer = LedgerWriter(folder / "ledger", "n0", 2)
+        writer.append(monday)
+        writer.close()
+
+    said = said_json("demo", "--by", "attempt", capsys=capsys)
+
+    assert (said["steps"], said["steps_lost"], said["last_step"]) == (8, 0, 7)
+    assert (said["disruptions"], said["planned_stops"], said["planned_stop_s"]) == (0, 1, 7940.0)
+    assert said["badput_s"] == {"init": 20.0, "restart": 7940.0, "shutdown": 20.0}
+    assert sorted(said["by"]["attempt"]) == ["0", "1"]
+    assert said["unread"]["lines"] == 0
 
 
 def test_attempts_that_overlap_are_said(state: Path, capsys: pytest.CaptureFixture[str]) -> None:

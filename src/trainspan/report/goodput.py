@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from trainspan.errors import RunNotFound, TrainspanError
 from trainspan.relay.goodput import ledger
 from trainspan.relay.goodput.history import Disruption, RunHistory
+from trainspan.relay.goodput.launches import Launches
 from trainspan.relay.goodput.ml_goodput import Log, facts_of, in_their_words, parse
 from trainspan.relay.goodput.projection import Projection, measure, project
 from trainspan.relay.goodput.queries import Axis, GoodputReport, Pace, Window, ettr, mfu, pace, report, reports
@@ -91,10 +92,12 @@ def from_ledger(folder: Path) -> Source:
     Raises:
         RunNotFound: there is no ledger, or nothing in it.
     """
-    reading = ledger.Reading()
-    history = RunHistory()
+    reading, history, launches = ledger.Reading(), RunHistory(), Launches()
     try:
-        history.add_all(ledger.read(folder / LEDGER, reading))
+        history.add_all(launches.watch(ledger.read(folder / LEDGER, reading)))
+        if launches.repeated():
+            reading, history = ledger.Reading(), RunHistory()
+            history.add_all(launches.number(ledger.read(folder / LEDGER, reading)))
     except FileNotFoundError:
         raise RunNotFound(
             f"{folder} holds no ledger: no process has been seen yet; if nothing reads the recordings "
