@@ -389,8 +389,8 @@ def test_every_declared_metric_is_sent_and_no_other(kind: type[ExplicitAggregate
     """The table of names is the contract: with it agree name, unit, description, instrument and attributes."""
     shared = StepAggregates(kind)
     rank = stalled(at_work(with_calls(with_checkpoints(on_a_device(reading_of(aggregates=shared))))))
-
-    node = NodeReading(Resource({}), START, HEALTH, shared, {"failure": 2, "planned": 0}, gpus())
+    launched = {"rendezvous": 1.5}, {"flakiness": 0.0}
+    node = NodeReading(Resource({}), START, HEALTH, shared, {"failure": 2, "planned": 0}, gpus(), *launched)
 
     sent = metrics_of([rank], node, NOW)
 
