@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.recorded import Pair, Recording, Run, in_good_order, phases_of, run_both, start
-from tests.integration.relayed import by_trace, spans_of, train, wait_for_relays
+from tests.integration.relayed import REPOSITORY, by_trace, spans_of, train, wait_for_relays
 from trainspan.testing.otlp_sink import OtlpSink
 
 RANKS = 2
@@ -80,7 +80,8 @@ ALL = [(rank, RANKS, rank, RANKS) for rank in range(RANKS)]
 def test_spawned_ranks_of_a_step_are_one_trace(tmp_path: Path) -> None:
     """torch's own tutorial: `mp.spawn`, twice, on one port; the two trainings are two runs."""
     with OtlpSink("http/protobuf") as sink:
-        ended = train("spawned.py", "spawn", state=tmp_path, environ=sink.environ)
+        environ = {**sink.environ, "PYTHONPATH": str(REPOSITORY)}
+        ended = train("spawned.py", "spawn", state=tmp_path, environ=environ)
         assert (ended.exit_code, ended.stderr) == (0, "")
         wait_for_relays(tmp_path)
 
