@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -32,35 +33,42 @@ def environment(stack: Stack, protocol: str, ca: str, client: str | None) -> dic
     }
 
 
-@pytest.fixture(scope="module")
-def refused_run(tls_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The run folder of a job whose certificate was refused, with the run's id."""
+class Refused(NamedTuple):
+    """A job that was not let in. `who`: of CLIENTS."""
+
+    who: str
+    folder: Path
+    run: str
+
+
+@pytest.fixture(scope="module", params=["stranger", "missing"])
+def refused_run(tls_stack: Stack, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Refused:
+    """A job whose certificate was refused, or that has none; it has ended."""
     state = tmp_path_factory.mktemp("refused")
-    run = f"mtls-{state.name}"
-    secrets = environment(tls_stack, "http/protobuf", "ca", "stranger")
+    run = f"mtls-{state.name}-{state.parent.name}"
+    ca, client, _ = CLIENTS[request.param]
+    secrets = environment(tls_stack, "http/protobuf", ca, client)
     environ = {**secrets, "TRAINSPAN_RUN_ID": run, "PYTHONPATH": str(REPOSITORY)}
     ended = train("ddp.py", state=state, environ=environ, ranks=2)
     assert ended.exit_code == 0, ended.stderr
     assert "trainspan" not in ended.stderr
     wait_for_relay(state)
-    return run_folder(state), run
+    return Refused(request.param, run_folder(state), run)
 
 
-def test_refused_job_trains_and_its_relay_says_why_once(tls_stack: Stack, refused_run: tuple[Path, str]) -> None:
+def test_refused_job_trains_and_its_relay_says_why_once(tls_stack: Stack, refused_run: Refused) -> None:
     """Who forgot a secret must read why there is nothing on the screen, and must not lose a step of training."""
-    folder, run = refused_run
-
-    (log,) = folder.glob("relay.*.log")
+    (log,) = refused_run.folder.glob("relay.*.log")
 
     told, left = (line.partition("trainspan relay: ")[2] for line in log.read_text().splitlines())
-    assert told.startswith(f"{tls_stack.otlp_http}: {CLIENTS['stranger'][2]}")
+    assert told.startswith(f"{tls_stack.otlp_http}: {CLIENTS[refused_run.who][2]}")
     assert left == "not everything could be delivered; it is on disk: trainspan replay"
-    assert not tls_stack.has_trace(trace_id_of(run, 0, "attempt"))
+    assert not tls_stack.has_trace(trace_id_of(refused_run.run, 0, "attempt"))
 
 
-def test_right_certificate_delivers_what_was_refused(tls_stack: Stack, refused_run: tuple[Path, str]) -> None:
+def test_right_certificate_delivers_what_was_refused(tls_stack: Stack, refused_run: Refused) -> None:
     """Nothing was lost meanwhile: every step that was sampled is there, with both ranks."""
-    folder, run = refused_run
+    _, folder, run = refused_run
     environ = {**environment(tls_stack, "grpc", "ca", "client"), "TRAINSPAN_DIR": str(folder.parents[1])}
 
     code = command_line("replay", run, environ=environ)
