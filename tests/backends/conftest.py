@@ -49,6 +49,38 @@ def ddp_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> ru
 
 
 @pytest.fixture(scope="session")
+def demo_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
+    """`trainspan demo`, as the README has it, into the shared stack."""
+    state = tmp_path_factory.mktemp("demo-run")
+    return runs.demo(state=state, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http})
+
+
+@pytest.fixture(scope="session")
+def framework_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
+    """Two epochs in Lightning, which counts them, into the shared stack."""
+    state = tmp_path_factory.mktemp("framework-run")
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http, "PYTHONPATH": str(REPOSITORY)}
+    return runs.run("frameworks.py", "lightning", state=state, environ=environ)
+
+
+@pytest.fixture(scope="session")
+def real_runs(
+    ddp_run: runs.Run,
+    demo_run: runs.Run,
+    gpu_run: runs.Run,
+    spoken_run: runs.Run,
+    paced_run: runs.Run,
+    inside_run: runs.Run,
+    framework_run: runs.Run,
+    stalled_run: runs.Run,
+) -> list[runs.Run]:
+    """All of them, each over by then, and none with an error of its own."""
+    found = [ddp_run, demo_run, gpu_run, spoken_run, paced_run, inside_run, framework_run, stalled_run]
+    assert [run.ended.stderr for run in found if run.ended.exit_code != 0] == []
+    return found
+
+
+@pytest.fixture(scope="session")
 def gpu_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
     """One process that says it uses a GPU, on a machine of eight recorded ones, into the shared stack."""
     state = tmp_path_factory.mktemp("gpu-run")
@@ -56,7 +88,6 @@ def gpu_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> ru
         **recorded_gpus(state / "modules", "h100x8"),
         "OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http,
         "TRAINSPAN_CARBON_G_PER_KWH": "380",
-        "TRAINSPAN_DEVICE_SHARE": "0",
     }
     return runs.run("pretended_gpu.py", "8", "0.02", state=state / "runs", environ=environ)
 
@@ -70,11 +101,19 @@ def spoken_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def paced_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
-    """One process that trains for eight seconds, so that it is seen while it lives, into the shared stack."""
+    """One process that trains for eight seconds, with one slow step, and saves; into the shared stack."""
     state = tmp_path_factory.mktemp("paced-run")
     flops = {"TRAINSPAN_FLOPS_PER_TOKEN": "1e6", "TRAINSPAN_PEAK_FLOPS": "1e12"}
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http, **flops}
-    return runs.run("paced.py", "8", "0.02", str(state / "model.pt"), state=state, environ=environ)
+    return runs.run("paced.py", "8", "0.02", str(state / "model.pt"), "60", state=state, environ=environ)
+
+
+@pytest.fixture(scope="session")
+def stalled_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
+    """One process with a step of three seconds among short ones, which is a stall of one second and more."""
+    state = tmp_path_factory.mktemp("stalled-run")
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http, "TRAINSPAN_STALL_S": "1"}
+    return runs.run("paced.py", "5", "0.15", str(state / "model.pt"), "5", state=state, environ=environ)
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 from opentelemetry.sdk.trace import ReadableSpan
 
 from tests.backends.telemetry import new_run
-from tests.integration.relayed import Ended, train, wait_for_relay
+from tests.integration.relayed import Ended, run_folder, train, train_with, wait_for_relay
 from trainspan.relay.otlp.otlp_json import decode
 
 # Short enough for a run of seconds to be seen while it runs.
 METRIC_INTERVAL_MS = 200
+DEMO_STEPS = 12
 
 
 class Run(NamedTuple):
@@ -48,6 +49,15 @@ class Run(NamedTuple):
     def written_exports(self) -> int:
         """How many times the relay exported metrics."""
         return len((self.folder / "metrics.jsonl").read_bytes().splitlines())
+
+
+def demo(*, state: Path, environ: Mapping[str, str]) -> Run:
+    """`trainspan demo`, which waits for its relay itself."""
+    name = new_run()
+    command = [sys.executable, "-m", "trainspan", "demo", "--steps", str(DEMO_STEPS)]
+    own = {"TRAINSPAN_RUN_ID": name, "OTEL_METRIC_EXPORT_INTERVAL": str(METRIC_INTERVAL_MS)}
+    ended = train_with(*command, state=state, environ={**own, **environ})
+    return Run(name, state, run_folder(state), ended)
 
 
 def run(

@@ -29,21 +29,17 @@ pytestmark = pytest.mark.backends("that a run's traces and metrics are found, co
 
 STEPS = 8
 KILLED_IN_STEP = 6
-OUTAGE_S = float(os.environ.get("TRAINSPAN_TEST_OUTAGE_S", "20"))
+OUTAGE_S = float(os.environ.get("TRAINSPAN_TEST_OUTAGE_S", "60"))
 """How long the collector is away. Longer than an attempt to deliver waits, and than the pauses between them."""
-NEEDS_A_DEVICE = ("training.allocator.", "training.energy", "training.carbon", "hw.")
-"""Beginnings of metrics that no run on a CPU sends."""
-NEEDS_A_CHECKPOINT = ("training.checkpoint.",)
-NEEDS_MORE = ("training.collective.", "training.ddp.", "training.compile.", "training.launch.")
-"""Beginnings of metrics that a plain script on one rank does not send."""
-NEEDS_A_MISTAKE = ("trainspan.misuse",)
-NEEDS_A_FRAMEWORK = ("training.progress.epoch",)
-NOT_HERE = (*NEEDS_A_DEVICE, *NEEDS_A_CHECKPOINT, *NEEDS_A_MISTAKE, *NEEDS_A_FRAMEWORK, *NEEDS_MORE)
-ON_CPU = [metric for metric in names.METRICS if not metric.name.startswith(NOT_HERE)]
-INSIDE = [metric for metric in names.METRICS if metric.name.startswith(NEEDS_MORE)]
-ON_RECORDED_GPUS = [
-    metric for metric in names.METRICS if metric.name.startswith(("training.energy", "training.carbon", "hw."))
-]
+BY_RUN = {
+    "inside_run": ("training.collective.", "training.ddp.", "training.compile.", "training.launch."),
+    "gpu_run": ("training.allocator.", "training.energy", "training.carbon", "training.steps.timed", "hw."),
+    "framework_run": ("training.progress.epoch",),
+    "spoken_run": ("trainspan.misuse",),
+    "stalled_run": ("training.stall.",),
+}
+"""Beginnings of the metrics that a plain script on a CPU does not send, and the run that does. None is left out."""
+TYPES = {"histogram": "histogram", "counter": "counter", "gauge": "gauge", "updowncounter": "gauge"}
 UNIT_SUFFIXES = {
     "s": "_seconds",
     "By": "_bytes",
@@ -56,14 +52,18 @@ UNIT_SUFFIXES = {
 }
 
 
-def test_a_sampled_step_is_one_trace_with_all_ranks(stack: Stack, ddp_run: Run) -> None:
+@pytest.mark.parametrize(("which", "steps"), [("demo_run", runs.DEMO_STEPS), ("ddp_run", STEPS)])
+def test_a_sampled_step_is_one_trace_with_all_ranks(
+    stack: Stack, request: pytest.FixtureRequest, which: str, steps: int
+) -> None:
     """Jaeger must show what the relay wrote: every span, parent, link and time, and find nothing to warn about."""
-    written = ddp_run.written_spans()
-    attempt = (f"{trace_id_of(ddp_run.name, 0, 'attempt'):032x}", f"{span_id_of(ddp_run.name, 0, 'attempt'):016x}")
+    run: Run = request.getfixturevalue(which)
+    written = run.written_spans()
+    attempt = (f"{trace_id_of(run.name, 0, 'attempt'):032x}", f"{span_id_of(run.name, 0, 'attempt'):016x}")
 
-    assert ddp_run.ended.exit_code == 0, ddp_run.ended.stderr
-    for number in (0, STEPS - 1):
-        trace_id = f"{trace_id_of(ddp_run.name, 0, 'step', number):032x}"
+    assert run.ended.exit_code == 0, run.ended.stderr
+    for number in (0, steps - 1):
+        trace_id = f"{trace_id_of(run.name, 0, 'step', number):032x}"
         trace = stack.trace(int(trace_id, 16), len(written[trace_id]))
 
         found = {span["spanID"]: span for span in trace["spans"]}
@@ -159,16 +159,22 @@ def prometheus_name(metric: names.Metric) -> str:
     return metric.name.replace(".", "_") + unit + total
 
 
-@pytest.mark.parametrize("metrics", [ON_CPU, INSIDE], ids=["plain", "inside"])
-def test_prometheus_holds_every_metric_under_its_name(
-    stack: Stack, paced_run: Run, inside_run: Run, metrics: list[names.Metric]
-) -> None:
+def metrics_of(which: str) -> list[names.Metric]:
+    """What is looked for in the run of that fixture: in `paced_run` whatever is not looked for in another."""
+    if which in BY_RUN:
+        return [metric for metric in names.METRICS if metric.name.startswith(BY_RUN[which])]
+    elsewhere = tuple(beginning for beginnings in BY_RUN.values() for beginning in beginnings)
+    return [metric for metric in names.METRICS if not metric.name.startswith(elsewhere)]
+
+
+@pytest.mark.parametrize("which", ["paced_run", *BY_RUN])
+def test_prometheus_holds_every_metric_under_its_name(stack: Stack, request: pytest.FixtureRequest, which: str) -> None:
     """A metric that no run sends, or that arrives under another name, is a promise of names.py that is not kept."""
-    run = paced_run if metrics is ON_CPU else inside_run
+    run: Run = request.getfixturevalue(which)
     assert run.ended.exit_code == 0, run.ended.stderr
     of_run = f'training_run_id="{run.name}"'
 
-    for metric in metrics:
+    for metric in metrics_of(which):
         name = prometheus_name(metric)
         for suffix in ("_bucket", "_sum", "_count") if metric.instrument == "histogram" else ("",):
             # The age of the last step is not sent any more after the end.
@@ -194,43 +200,43 @@ def test_prometheus_holds_what_the_script_names_and_gets_wrong(stack: Stack, spo
     }
 
 
-def test_prometheus_holds_every_metric_of_a_gpu(stack: Stack, gpu_run: Run) -> None:
-    """Eight GPUs are eight series of each, with what joins them to a rank's spans; under the run that uses them."""
+def test_every_gpu_of_the_node_is_told(stack: Stack, gpu_run: Run) -> None:
+    """Eight GPUs are eight series of each metric, and the energy charged to the work is no more than was drawn."""
     of_run = f'training_run_id="{gpu_run.name}"'
 
-    assert gpu_run.ended.exit_code == 0, gpu_run.ended.stderr
-    for metric in ON_RECORDED_GPUS:
-        name = prometheus_name(metric)
-        found = stack.series(f"last_over_time({name}{{{of_run}}}[15m])")
-        labels = {attribute.replace(".", "_") for attribute in metric.attributes}
-        assert all(labels <= set(series["metric"]) for series in found), name
-        if metric.name.startswith("hw."):
-            assert len({series["metric"]["hw_id"] for series in found}) == 8, name
+    for metric in (metric for metric in names.METRICS if metric.name.startswith("hw.")):
+        found = stack.series(f"last_over_time({prometheus_name(metric)}{{{of_run}}}[15m])")
+        assert len({series["metric"]["hw_id"] for series in found}) == 8, metric.name
     (energy,) = stack.series(f"sum(last_over_time(training_energy_joules_total{{{of_run}}}[15m]))")
     (drawn,) = stack.series(f'last_over_time(hw_energy_joules_total{{{of_run},hw_name="GPU 0"}}[15m])')
     assert 0 < float(energy["value"][1]) <= float(drawn["value"][1])
 
 
-def test_prometheus_knows_type_and_unit_of_every_metric(paced_run: Run, tmp_path: Path) -> None:
+def test_prometheus_knows_type_and_unit_of_every_metric(real_runs: list[Run], tmp_path: Path) -> None:
     """`rate` of a gauge is nonsense; who asks for the type must get that of names.py.
 
     Prometheus keeps type and unit of pushed metrics only with a feature that is off in the shipped configuration,
-    because it adds two labels to every series. So a second one has it on, and gets the same run by `trainspan replay`.
+    because it adds two labels to every series. So a second one has it on, and gets the same runs by `trainspan replay`.
     """
-    folder = tmp_path / paced_run.name
-    shutil.copytree(paced_run.folder, folder, ignore=shutil.ignore_patterns("*.cursor"))
-
     with _typed_prometheus(tmp_path) as address:
         environ = {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": f"{address}/api/v1/otlp/v1/metrics"}
-        replayed = command_line("replay", "--json", str(folder), environ=environ)
+        replayed = {run.name: _replay(run, tmp_path / run.name, environ) for run in real_runs}
         typed = Stack(tmp_path, "", "", "", address)
-        found = {metric.name: _types_of(typed, metric) for metric in ON_CPU}
+        found = {metric.name: _types_of(typed, metric) for metric in names.METRICS}
 
-    assert replayed == 0
-    # A share has no unit there; its name ends in `_ratio`.
-    units = {"s": "seconds", "By": "bytes"}
-    expected = {metric.name: {(metric.instrument, units.get(metric.unit))} for metric in ON_CPU}
-    assert found == expected
+    assert set(replayed.values()) == {0}
+    assert found == {metric.name: {(TYPES[metric.instrument], _unit_of(metric))} for metric in names.METRICS}
+
+
+def _replay(run: Run, folder: Path, environ: Mapping[str, str]) -> int:
+    """The exit code of a replay of a copy that knows of no earlier delivery."""
+    shutil.copytree(run.folder, folder, ignore=shutil.ignore_patterns("*.cursor"))
+    return command_line("replay", "--json", str(folder), environ=environ)
+
+
+def _unit_of(metric: names.Metric) -> str | None:
+    """As Prometheus says it. A share has none there; its name ends in `_ratio`."""
+    return UNIT_SUFFIXES[metric.unit].removeprefix("_") if metric.unit in UNIT_SUFFIXES.keys() - {"1"} else None
 
 
 def _types_of(stack: Stack, metric: names.Metric) -> set[tuple[str | None, str | None]]:
@@ -298,6 +304,21 @@ def assert_all_found(stack: Stack, run: Run, steps: int) -> None:
     stacks.wait_for(lambda: float(stack.series(counted)[0]["value"][1]) == steps or None)
 
 
+def accepted_spans(stack: Stack, since_unix_s: float) -> float:
+    """How many spans the collector has accepted, restarts included, by a count that it made after that time."""
+
+    def counts() -> list[tuple[float, float]] | None:
+        (series,) = stack.series("otelcol_receiver_accepted_spans_total[30m]")
+        found = [(float(at_s), float(count)) for at_s, count in series["values"]]
+        return found if found[-1][0] > since_unix_s else None
+
+    total = before = 0.0
+    for _, count in stacks.wait_for(counts):
+        total += count - before if count >= before else count
+        before = count
+    return total
+
+
 def test_a_collector_that_is_away_for_a_while_loses_nothing(own_stack: Stack, tmp_path: Path) -> None:
     """It is restarted for an upgrade in the middle of a run: nothing lost, nothing twice, and training not delayed."""
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": own_stack.otlp_http, "OTEL_TRACES_SAMPLER": "always_on"}
@@ -313,10 +334,13 @@ def test_a_collector_that_is_away_for_a_while_loses_nothing(own_stack: Stack, tm
         run = training.result()
 
     (said,) = run.ended.lines
+    written = sum(len(spans) for spans in run.written_spans().values())
     assert again == own_stack
     assert run.ended.exit_code == 0, run.ended.stderr
     assert said["steps"] > 5 * OUTAGE_S
     assert_all_found(own_stack, run, said["steps"])
+    # Jaeger shows a span that came twice once.
+    assert accepted_spans(own_stack, time.time()) == written
 
 
 def test_a_run_that_found_no_collector_is_delivered_afterwards(stack: Stack, tmp_path: Path) -> None:

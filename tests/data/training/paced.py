@@ -1,4 +1,7 @@
-"""Trains for a while at an even pace, logs, and saves once. Arguments: SECONDS STEP_S FILE."""
+"""Trains for a while at an even pace, logs, and saves once. Arguments: SECONDS STEP_S FILE [SLOW].
+
+SLOW: number of a step that takes twenty times as long.
+"""
 
 import sys
 import time
@@ -22,6 +25,7 @@ class Texts(IterableDataset[dict[str, Tensor]]):
 def main() -> None:
     """Train until the time is over; the last line is the number of steps."""
     step_s, file = float(sys.argv[2]), sys.argv[3]
+    slow_step = int(sys.argv[4]) if len(sys.argv) > 4 else None
     torch.set_num_threads(1)
     model = nn.Linear(32, 32)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -33,7 +37,7 @@ def main() -> None:
         next(batches)
         loss = model(torch.randn(8, 32)).square().mean()
         loss.backward()
-        time.sleep(step_s)
+        time.sleep(20 * step_s if steps == slow_step else step_s)
         optimizer.step()
         optimizer.zero_grad()
         steps += 1

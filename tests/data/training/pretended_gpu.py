@@ -17,13 +17,24 @@ import trainspan
 from trainspan.testing.fake_cuda import FakeCuda
 
 
+MEMORY = {
+    "reserved_bytes.all.current": 60 << 30,
+    "active_bytes.all.current": 50 << 30,
+    "allocated_bytes.all.current": 48 << 30,
+    "allocated_bytes.all.peak": 55 << 30,
+    "num_alloc_retries": 2,
+    "num_ooms": 0,
+}
+"""What the allocator of a full H100 counts."""
+
+
 def pretend() -> None:
     """What torch says once a device is in use: the one of this process's local rank, of an older kind of torch."""
     fake = FakeCuda()
     torch.cuda.is_initialized = lambda: True
     torch.cuda.current_device = lambda: int(os.environ.get("LOCAL_RANK", "0"))
     torch.cuda.get_device_properties = lambda _: SimpleNamespace(name="NVIDIA H100 80GB HBM3")
-    torch.cuda.memory_stats = dict
+    torch.cuda.memory_stats = lambda: MEMORY
     torch.cuda.current_stream = lambda: fake.current
     torch.cuda.is_current_stream_capturing = lambda: fake.capturing
     torch.cuda.Event = fake.make_event
