@@ -16,7 +16,6 @@ from torch import nn
 import trainspan
 from trainspan.testing.fake_cuda import FakeCuda
 
-
 MEMORY = {
     "reserved_bytes.all.current": 60 << 30,
     "active_bytes.all.current": 50 << 30,
