@@ -172,8 +172,8 @@ def test_kinds_are_bounded_and_nothing_is_lost_from_the_count(watched: Watched) 
 
 def test_counts_are_told_at_a_step_end_once_in_a_while(watched: Watched) -> None:
     """An event for each collective would fill the log in minutes."""
-    [step_ended] = watched.step_ends
     dist.barrier()
+    [step_ended] = watched.step_ends
     for _ in range(100):
         step_ended()
         dist.barrier()
@@ -181,6 +181,16 @@ def test_counts_are_told_at_a_step_end_once_in_a_while(watched: Watched) -> None
     events = [event for event in watched.told if event["event"] == "collectives"]
 
     assert events == [{"event": "collectives", "counts": [[1, 1]]}]
+
+
+def test_steps_without_a_collective_cost_nothing(watched: Watched) -> None:
+    """A rank alone calls none, and pays for each that looks at the end of its steps."""
+    before = list(watched.step_ends)
+
+    dist.barrier()
+    dist.barrier()
+
+    assert (len(before), len(watched.step_ends)) == (0, 1)
 
 
 def test_a_new_recording_is_told_everything(watched: Watched) -> None:

@@ -203,9 +203,12 @@ def test_making_an_optimizer_claims_to_train(watched: Watched) -> None:
     assert watched.claims == [threading.get_ident()]
 
 
-def test_other_thread_steps_unseen(watched: Watched) -> None:
-    """Also while this one has a step open, whose depth is counted."""
-    other = make()
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_other_thread_steps_unseen(watched: Watched, steps_before: int) -> None:
+    """Also while this one has a step open, whose depth is counted, and after steps without another thread."""
+    other, mine = make(), make()
+    for _ in range(steps_before):
+        mine.step()
     thread = threading.Thread(target=other.step)
 
     def closure() -> float:
@@ -213,10 +216,29 @@ def test_other_thread_steps_unseen(watched: Watched) -> None:
         thread.join()
         return 0.0
 
-    make().step(closure)
+    mine.step(closure)
 
-    assert watched.tape.written() == ["enter optimizer", "step other 0"]
+    assert watched.tape.written()[-2:] == ["enter optimizer", f"step other {steps_before}"]
+    assert len(watched.tape.written()) == 2 + 2 * steps_before
     assert watched.claims[-1] == thread.ident
+
+
+def test_step_of_another_thread_ends_none_that_an_exception_has_left_open(watched: Watched) -> None:
+    """It may even be of the same optimizer: what the marks say is said by the thread that trains."""
+    optimizer = make(Failing)
+    optimizer.fails = False
+    optimizer.step()
+    optimizer.fails = True
+    with pytest.raises(ArithmeticError):
+        optimizer.step()
+    optimizer.fails = False
+    thread = threading.Thread(target=optimizer.step)
+
+    thread.start()
+    thread.join()
+    optimizer.step()
+
+    assert watched.tape.written()[2:] == ["enter optimizer", "abort other", "enter optimizer", "step other 1"]
 
 
 def test_failure_of_another_rank_does_not_bind_a_forked_one(watched: Watched) -> None:

@@ -1,13 +1,15 @@
 """The hot path by itself: what it answers, and what is in the ring afterwards."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.tapes import Tape
 from trainspan.names import CUSTOM_FIRST, CUSTOM_LAST, Phase
-from trainspan.record.marker import FOREIGN, NESTED, Marker, make_marker
+from trainspan.record.marker import FOREIGN, NESTED, SAME, Marker, make_marker
 from trainspan.recording.layout import OPERAND_SHIFT, SKIPPED
 
 THIS, OTHER_THREAD = 7, 8
@@ -105,6 +107,97 @@ def test_failure_is_an_abort() -> None:
     marker.abort(marker.enter(Phase.GRAD_CLIP))
 
     assert tape.written() == ["enter grad_clip", "abort other"]
+
+
+def test_optimizer_inside_itself_has_no_mark() -> None:
+    """The script has marked the phase: its optimizer's step is that one."""
+    marker, tape, _ = attached()
+
+    marker.enter(Phase.OPTIMIZER)
+
+    assert marker.enter(Phase.OPTIMIZER) == SAME
+    assert tape.written() == ["enter optimizer"]
+
+
+def test_optimizer_that_was_left_is_entered_anew() -> None:
+    """An exception has left it, and nobody has said so until the next one asks."""
+    marker, tape, _ = attached()
+    marker.guard_optimizer(lambda: bool(marker.abort(Phase.OTHER)))
+
+    marker.enter(Phase.OPTIMIZER)
+    outer = marker.enter(Phase.OPTIMIZER)
+
+    assert outer == Phase.OTHER
+    assert tape.written() == ["enter optimizer", "abort other", "enter optimizer"]
+
+
+def seen_by(marker: Marker) -> Callable[..., list[int]]:
+    """A function that returns the phase it is called in, after what it is given."""
+    return lambda *args, last: [*args, last, marker.now()]
+
+
+@pytest.mark.parametrize("held_in", HOLDERS)
+def test_call_is_marked_around(held_in: Phase) -> None:
+    """The same two marks as by hand, in whatever phase it is called that holds others."""
+    marker, tape, _ = attached()
+    entered = [0]
+    if held_in:
+        marker.enter(held_in)
+
+    answer = marker.around(seen_by(marker), Phase.FORWARD, (1, 2), {"last": 3}, entered)
+
+    assert answer == [1, 2, 3, Phase.FORWARD]
+    assert (marker.now(), entered) == (held_in, [1])
+    assert tape.written()[-2:] == ["enter forward", f"resume {held_in.wire}"]
+
+
+def test_call_that_belongs_to_another_phase_is_only_made() -> None:
+    """A gradient penalty; and any thread that does not train."""
+    marker, tape, threads = attached()
+    entered = [0]
+    marker.enter(Phase.FORWARD)
+
+    nested = marker.around(seen_by(marker), Phase.BACKWARD, (), {"last": 3}, entered)
+    threads.now = OTHER_THREAD
+    foreign = marker.around(seen_by(marker), Phase.BACKWARD, (), {"last": 3}, entered)
+
+    assert nested == foreign == [3, Phase.FORWARD]
+    assert entered == [0]
+    assert tape.written() == ["enter forward"]
+
+
+@pytest.mark.parametrize("held_in", HOLDERS)
+def test_failure_of_a_call_is_an_abort_and_the_callers(held_in: Phase) -> None:
+    """What the script raises reaches it as it is."""
+    marker, tape, _ = attached()
+    if held_in:
+        marker.enter(held_in)
+
+    with pytest.raises(KeyError, match="no"):
+        marker.around({}.__getitem__, Phase.FORWARD, ("no",), {})
+
+    assert marker.now() == held_in
+    assert tape.written()[-2:] == ["enter forward", f"abort {held_in.wire}"]
+
+
+def test_thread_that_enters_the_phase_of_training_is_adopted_if_it_may_be() -> None:
+    """Where the loop runs in another thread than the one that made the optimizer, its first backward says so."""
+    marker, tape, threads = attached()
+    threads.now = OTHER_THREAD
+
+    def adopt() -> bool:
+        marker.adopt_thread()
+        return True
+
+    marker.adopt_in(Phase.BACKWARD, lambda: False)
+    refused = marker.around(seen_by(marker), Phase.BACKWARD, (), {"last": 3})
+    marker.adopt_in(Phase.BACKWARD, adopt)
+    other = marker.around(seen_by(marker), Phase.FORWARD, (), {"last": 3})
+    adopted = marker.around(seen_by(marker), Phase.BACKWARD, (), {"last": 3})
+
+    assert refused == other == [3, Phase.OTHER]
+    assert adopted == [3, Phase.BACKWARD]
+    assert tape.written() == ["enter backward", "resume other"]
 
 
 def test_skipped_step_is_numbered_as_the_others() -> None:

@@ -93,7 +93,7 @@ def _place_backward(hook: ModuleType, recorder: Recorder, patches: Patches) -> N
     watch.add(
         hook.MEGATRON_MODULE,
         lambda module, _: _install_hook(
-            "backward of Megatron", lambda: hook.install_megatron(module, recorder.marker, patches, recorder.adopt)
+            "backward of Megatron", lambda: hook.install_megatron(module, recorder.marker, patches)
         ),
     )
 

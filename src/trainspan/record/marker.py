@@ -6,7 +6,7 @@ resume 0.22 µs. The functions share their state through closure cells, which ar
 
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from trainspan.names import CUSTOM_FIRST, CUSTOM_LAST, Phase
 from trainspan.recording.layout import (
@@ -31,22 +31,28 @@ NESTED: Final = -1
 FOREIGN: Final = -2
 """`enter` answers: this thread does not train, or nothing is recorded in this process."""
 
+SAME: Final = -3
+"""`enter` answers: an optimizer's step is to begin, and the rank is in one."""
+
 NOBODY: Final = 0
 """No thread has this identity."""
 
 _OPTIMIZER: Final = int(Phase.OPTIMIZER)
 _VALIDATION: Final = int(Phase.VALIDATION)
 _NAMED: Final = range(CUSTOM_FIRST, CUSTOM_LAST + 1)
+_ONE_STEP: Final = 1 << OPERAND_SHIFT
 _HELD_BY_VALIDATION: Final = (int(Phase.CHECKPOINT_SAVE), int(Phase.CHECKPOINT_LOAD))
 
 
 class Marker(NamedTuple):
     """Closures over one state.
 
-    `enter(phase)`: the phase to return to (>= 0), NESTED or FOREIGN. Only with the first may one of these follow:
+    `enter(phase)`: the phase to return to (>= 0), NESTED, FOREIGN or SAME. Only with the first may one of these follow:
     `resume(outer)`, `abort(outer)` (left by an exception), `step(outer)` (the lead optimizer's step ended),
     `skip(outer)` (it ended without having been made): both tell whether that has ended a step of training. The phase
     may come with an operand, shifted by OPERAND_SHIFT.
+    `around(call, phase, args, kwargs)`: `call(*args, **kwargs)` with `enter`, `resume` and `abort` around it, for less.
+    A list behind these arguments gets a 1 in its first place if it was marked.
     `resume_with(outer, operand)`: as `resume`; what the operand says of the phase that was left is in `layout`.
     `hold_step(held)`: while held, these end none; only `complete()` does, wherever the rank is.
     `let_step_in(phase)`: an optimizer may step in this phase, which holds nothing else; 0: in none.
@@ -57,12 +63,15 @@ class Marker(NamedTuple):
     `started()`: whether the first step has begun. `steps()`: completed so far. Both stay when it stops.
     `guard_optimizer(runs)`: `runs()` tells whether an optimizer's step is still on the stack; if it is not, `runs` has
     left it.
+    `adopt_in(phase, action)`: where `around` is called for this phase by a thread that does not train, `action()` asks
+    to record for it from now on, and tells whether that is so.
     `on_abort(action)`: call `action(phase)` each time an exception has left a phase.
     `watch(watcher)`: call `watcher(time_ns)` with the time of each mark, once it is stored; None: not any more.
     """
 
     enter: Callable[[int], int]
     resume: Callable[[int], None]
+    around: Callable[..., Any]
     abort: Callable[[int], None]
     step: Callable[[int], bool]
     skip: Callable[[int], bool]
@@ -81,6 +90,7 @@ class Marker(NamedTuple):
     started: Callable[[], bool]
     steps: Callable[[], int]
     guard_optimizer: Callable[[Callable[[], bool]], None]
+    adopt_in: Callable[[int, Callable[[], bool]], None]
     on_abort: Callable[[Callable[[int], None]], None]
     watch: Callable[[Callable[[int], None] | None], None]
 
@@ -91,20 +101,25 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
     Args:
         thread_id: identity of the calling thread, never NOBODY.
     """
-    start = HEADER_BYTES // WORD_BYTES
     # Where marks go while nothing is recorded: into memory that nobody reads.
     scratch_marks = 8
     scratch = memoryview(bytearray(HEADER_BYTES + scratch_marks * MARK_BYTES)).cast("q")
-    words = scratch
-    position = start
-    end = start + 2 * scratch_marks
+    words, times, codes = _columns_of(scratch, scratch_marks)
+    position = 0
+    end = scratch_marks
     stop = end  # where a mark has more to do than to be stored: at the ring's end; while they are watched, at each
-    laps = completed = current = 0
+    laps = current = 0
+    stepping = STEP  # what the mark of the next step says, but for the phase
     stepped_in = 0  # a phase that may hold an optimizer's step
     held = False  # whether somebody else than the optimizer ends the steps
     begun = False  # whether anything was in the ring it let go of
     owner = NOBODY
     watcher: Callable[[int], None] | None = None
+    evidence = NOBODY  # a phase that only a thread enters which trains
+    unread = [0]
+
+    def adopt() -> bool:
+        return False
 
     def optimizer_runs() -> bool:
         return True
@@ -114,23 +129,34 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
 
     def turn() -> None:
         nonlocal position, stop, laps
-        time_ns = words[position - 2]
+        time_ns = times[position - 1]
         if position == end:
             laps += 1
-            position = start
+            position = 0
             words[WORD_LAP_ENDS + laps % LAP_ENDS] = time_ns
             words[WORD_LAPS] = laps
-        stop = position + 2 if watcher else end
+        stop = position + 1 if watcher else end
         if watcher:
             watcher(time_ns)
 
-    def put(word: int) -> None:
+    def put(code: int) -> None:
         nonlocal position
-        words[position + 1] = word
-        words[position] = monotonic_ns()
-        position += 2
+        codes[position] = code
+        times[position] = monotonic_ns()
+        position += 1
         if position == stop:
             turn()
+
+    def refused(outer: int, phase: int) -> int:
+        # Of the phases only the first two hold others, and those that the user has named.
+        if outer > _OPTIMIZER and outer not in _NAMED and not holds(outer, phase):
+            return NESTED if thread_id() == owner else FOREIGN
+        if thread_id() != owner:
+            return FOREIGN
+        # If not, an exception left the optimizer's step, and its hook was not called.
+        if outer == _OPTIMIZER and optimizer_runs() and phase == _OPTIMIZER:
+            return SAME
+        return 0
 
     def holds(outer: int, phase: int) -> bool:
         if phase == _OPTIMIZER:
@@ -139,19 +165,19 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
 
     def enter(phase: int) -> int:
         nonlocal current, position
-        outer = current
-        # Of the phases only the first two hold others, and those that the user has named.
-        if outer > _OPTIMIZER and outer not in _NAMED and not holds(outer, phase):
-            return NESTED if thread_id() == owner else FOREIGN
-        if thread_id() != owner:
+        # Outside of all phases, where most begin, the thread is all there is to ask.
+        if current:
+            refusal = refused(current, phase)
+            if refusal:
+                return refusal
+        elif thread_id() != owner:
             return FOREIGN
-        if outer and outer == _OPTIMIZER and not optimizer_runs():
-            outer = current  # an exception left the optimizer's step, and its hook was not called
+        outer = current
         current = phase
         # `put`, written out: the call would cost a fifth of a mark.
-        words[position + 1] = phase
-        words[position] = monotonic_ns()
-        position += 2
+        codes[position] = phase
+        times[position] = monotonic_ns()
+        position += 1
         if position == stop:
             turn()
         return outer
@@ -159,20 +185,64 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
     def resume(outer: int) -> None:
         nonlocal current, position
         current = outer
-        words[position + 1] = RESUME | outer
-        words[position] = monotonic_ns()
-        position += 2
+        codes[position] = RESUME | outer
+        times[position] = monotonic_ns()
+        position += 1
         if position == stop:
             turn()
 
     def resume_with(outer: int, operand: int) -> None:
         nonlocal current, position
         current = outer
-        words[position + 1] = operand << OPERAND_SHIFT | RESUME | outer
-        words[position] = monotonic_ns()
-        position += 2
+        codes[position] = operand << OPERAND_SHIFT | RESUME | outer
+        times[position] = monotonic_ns()
+        position += 1
         if position == stop:
             turn()
+
+    def around(
+        call: Callable[..., Any], phase: int, args: tuple[Any, ...], kwargs: dict[str, Any], entered: list[int] = unread
+    ) -> Any:
+        nonlocal current, position
+        if current or thread_id() != owner:
+            return around_inner(call, phase, args, kwargs, entered)
+        entered[0] = 1
+        # `enter` and `resume`, written out: the calls would cost a sixth of the two marks.
+        current = phase
+        codes[position] = phase
+        times[position] = monotonic_ns()
+        position += 1
+        if position == stop:
+            turn()
+        try:
+            result = call(*args, **kwargs)
+        except BaseException:
+            abort(0)
+            raise
+        current = 0
+        codes[position] = RESUME
+        times[position] = monotonic_ns()
+        position += 1
+        if position == stop:
+            turn()
+        return result
+
+    def around_inner(
+        call: Callable[..., Any], phase: int, args: tuple[Any, ...], kwargs: dict[str, Any], entered: list[int]
+    ) -> Any:
+        outer = enter(phase)
+        if outer == FOREIGN and phase == evidence and adopt():
+            outer = enter(phase)
+        if outer < 0:
+            return call(*args, **kwargs)
+        entered[0] = 1
+        try:
+            result = call(*args, **kwargs)
+        except BaseException:
+            abort(outer)
+            raise
+        resume(outer)
+        return result
 
     def abort(outer: int) -> None:
         nonlocal current
@@ -181,13 +251,17 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         aborted(left & PHASE_MASK)
 
     def step(outer: int) -> bool:
-        nonlocal current, completed
+        nonlocal current, stepping, position
         current = outer
         if held:
             put(RESUME | outer)
             return False
-        put(completed << OPERAND_SHIFT | STEP | outer)
-        completed += 1
+        codes[position] = stepping | outer
+        times[position] = monotonic_ns()
+        position += 1
+        if position == stop:
+            turn()
+        stepping += _ONE_STEP
         return True
 
     def hold_step(hold: bool) -> None:
@@ -199,9 +273,9 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         stepped_in = phase
 
     def complete() -> None:
-        nonlocal completed
-        put(completed << OPERAND_SHIFT | STEP | current)
-        completed += 1
+        nonlocal stepping
+        put(stepping | current)
+        stepping += _ONE_STEP
 
     def begin() -> None:
         put(ENTER | current)
@@ -213,19 +287,20 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         put(ABORT | current)
 
     def skip(outer: int) -> bool:
-        nonlocal current, completed
+        nonlocal current, stepping
         current = outer
         if held:
             put(RESUME | outer)
             return False
-        put((completed | SKIPPED) << OPERAND_SHIFT | STEP | outer)
-        completed += 1
+        put(SKIPPED << OPERAND_SHIFT | stepping | outer)
+        stepping += _ONE_STEP
         return True
 
     def attach(ring: memoryview, capacity: int) -> None:
-        nonlocal laps, completed, begun
+        nonlocal laps, stepping, begun
         store_in(ring, capacity)
-        laps = completed = 0
+        laps = 0
+        stepping = STEP
         begun = False
         adopt_thread()
 
@@ -237,10 +312,10 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         store_in(scratch, scratch_marks)
 
     def store_in(ring: memoryview, capacity: int) -> None:
-        nonlocal words, position, end, stop, current, watcher, held, stepped_in
-        words = ring
-        position = start
-        end = stop = start + 2 * capacity
+        nonlocal words, times, codes, position, end, stop, current, watcher, held, stepped_in
+        words, times, codes = _columns_of(ring, capacity)
+        position = 0
+        end = stop = capacity
         current = 0
         held = False
         stepped_in = 0
@@ -257,14 +332,18 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         return owner
 
     def started() -> bool:
-        return begun or position != start or laps != 0
+        return begun or position != 0 or laps != 0
 
     def steps() -> int:
-        return completed
+        return stepping >> OPERAND_SHIFT
 
     def guard_optimizer(runs: Callable[[], bool]) -> None:
         nonlocal optimizer_runs
         optimizer_runs = runs
+
+    def adopt_in(phase: int, action: Callable[[], bool]) -> None:
+        nonlocal evidence, adopt
+        evidence, adopt = phase, action
 
     def on_abort(action: Callable[[int], None]) -> None:
         nonlocal aborted
@@ -273,11 +352,12 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
     def watch(new: Callable[[int], None] | None) -> None:
         nonlocal watcher, stop
         watcher = new
-        stop = position + 2 if new else end
+        stop = position + 1 if new else end
 
     return Marker(
         enter=enter,
         resume=resume,
+        around=around,
         abort=abort,
         step=step,
         skip=skip,
@@ -296,6 +376,14 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         started=started,
         steps=steps,
         guard_optimizer=guard_optimizer,
+        adopt_in=adopt_in,
         on_abort=on_abort,
         watch=watch,
     )
+
+
+def _columns_of(ring: memoryview, capacity: int) -> tuple[memoryview, memoryview, memoryview]:
+    """`ring`, and of its marks the times and the codes: a mark has one index in both."""
+    start = HEADER_BYTES // WORD_BYTES
+    end = start + capacity * MARK_BYTES // WORD_BYTES
+    return ring, ring[start:end:2], ring[start + 1 : end : 2]

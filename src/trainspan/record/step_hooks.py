@@ -92,7 +92,8 @@ def _place_lifecycle(
             recorder.event,
         )
     )
-    step_ends.append(_hook("reducer").install(lifecycle.replicas, recorder.event))
+    reducer = _hook("reducer").install(lifecycle.replicas, recorder.event)
+    lifecycle.on_replica(lambda: step_ends.append(reducer))
     hook.install(patches, lifecycle)
     if _is_distributed():
         hook.install_process_group(patches, lifecycle, recorder.join)

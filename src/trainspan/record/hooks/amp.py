@@ -12,13 +12,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.amp.grad_scaler import GradScaler
 
 from trainspan.names import Phase
 from trainspan.record.hooks.optimizer import Stepping
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
+from trainspan.record.traced import compiler, is_traced
 
 _AMP = int(Phase.AMP)
 
@@ -40,32 +40,21 @@ def install(marker: Marker, patches: Patches, stepping: Stepping) -> None:
 
 
 def _marked(call: Callable[..., Any], marker: Marker) -> Callable[..., Any]:
-    enter, resume, abort = marker.enter, marker.resume, marker.abort
-    is_compiling = torch.compiler.is_compiling
+    around = marker.around
 
     def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not self._enabled:
+        if is_traced() or compiler._is_compiling_flag or not self._enabled:
             return call(self, *args, **kwargs)
-        outer = enter(_AMP)
-        if outer < 0:
-            return call(self, *args, **kwargs)
-        try:
-            result = call(self, *args, **kwargs)
-        except BaseException:
-            abort(outer)
-            raise
-        resume(outer)
-        return result
+        return around(call, _AMP, (self, *args), kwargs)
 
     return functools.update_wrapper(scale, call)
 
 
 def _marked_step(call: Callable[..., Any], marker: Marker, stepping: Stepping) -> Callable[..., Any]:
     enter, abort = marker.enter, marker.abort
-    is_compiling = torch.compiler.is_compiling
 
     def scaled_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not self._enabled:
+        if is_traced() or compiler._is_compiling_flag or not self._enabled:
             return call(self, optimizer, *args, **kwargs)
         outer = enter(_AMP)
         if outer < 0:

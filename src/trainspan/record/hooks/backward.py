@@ -12,13 +12,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
-import torch
 from torch import autograd
 from torch.autograd import graph
 
 from trainspan.names import Phase
-from trainspan.record.marker import FOREIGN, Marker
+from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
+from trainspan.record.traced import compiler, is_traced
 
 MEGATRON_MODULE: Final = "megatron.core.pipeline_parallel.schedules"
 
@@ -36,35 +36,24 @@ def install(marker: Marker, patches: Patches, adopt: Callable[[], bool]) -> None
     Raises:
         AttributeError, KeyError: this torch has no such function; backward then shows as `other`.
     """
-    run_backward = _marked(vars(graph)["_engine_run_backward"], marker, adopt)
+    marker.adopt_in(_BACKWARD, adopt)
+    run_backward = _marked(vars(graph)["_engine_run_backward"], marker)
     for module in (graph, autograd):
         patches.replace(module, "_engine_run_backward", run_backward)
 
 
-def install_megatron(module: ModuleType, marker: Marker, patches: Patches, adopt: Callable[[], bool]) -> None:
+def install_megatron(module: ModuleType, marker: Marker, patches: Patches) -> None:
     """Mark the backward of pipelines that free their outputs."""
     call = vars(module)["custom_backward"]
-    patches.replace(module, "custom_backward", functools.update_wrapper(_marked(call, marker, adopt), call))
+    patches.replace(module, "custom_backward", functools.update_wrapper(_marked(call, marker), call))
 
 
-def _marked(call: Callable[..., Any], marker: Marker, adopt: Callable[[], bool]) -> Callable[..., Any]:
-    enter, resume, abort = marker.enter, marker.resume, marker.abort
-    is_compiling = torch.compiler.is_compiling
+def _marked(call: Callable[..., Any], marker: Marker) -> Callable[..., Any]:
+    around = marker.around
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if is_traced() or compiler._is_compiling_flag:
             return call(*args, **kwargs)
-        outer = enter(_BACKWARD)
-        if outer == FOREIGN and adopt():
-            outer = enter(_BACKWARD)
-        if outer < 0:
-            return call(*args, **kwargs)
-        try:
-            result = call(*args, **kwargs)
-        except BaseException:
-            abort(outer)
-            raise
-        resume(outer)
-        return result
+        return around(call, _BACKWARD, args, kwargs)
 
     return run_backward

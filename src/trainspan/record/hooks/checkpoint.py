@@ -20,6 +20,7 @@ from trainspan.names import Phase
 from trainspan.record.checkpoints import Notes
 from trainspan.record.marker import NESTED, Marker
 from trainspan.record.patches import Patches
+from trainspan.record.traced import compiler, is_traced
 
 DISTRIBUTED_MODULE: Final = "torch.distributed.checkpoint"
 SAFETENSORS_MODULE: Final = "safetensors.torch"
@@ -76,7 +77,6 @@ def mark_calls(
 ) -> Callable[..., Any]:
     """`call`, marked and told of. `file_of(args, kwargs)`: where the checkpoint lies; asked once `call` is over."""
     enter, resume, abort, steps = marker.enter, marker.resume, marker.abort, marker.steps
-    is_compiling = torch.compiler.is_compiling
     phase = _PHASES[kind]
 
     def told(outer: int, args: Any, kwargs: Any, start_ns: int, step: int, ok: bool) -> None:
@@ -99,7 +99,7 @@ def mark_calls(
             warn_once("checkpoint", f"a {kind} was not noted: {type(error).__name__}: {error}")
 
     def checkpoint(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if is_traced() or compiler._is_compiling_flag:
             return call(*args, **kwargs)
         outer = enter(phase)
         if outer == NESTED:

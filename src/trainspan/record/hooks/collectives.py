@@ -27,6 +27,7 @@ from trainspan.guard import warn_once
 from trainspan.names import Phase
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
+from trainspan.record.traced import compiler, is_traced
 from trainspan.recording.layout import KIND_SHIFT, OPERAND_SHIFT, SAME_CALL, SEQUENCE_MASK, SEQUENCE_SHIFT, WAIT
 
 FIRST_INTERVAL_NS: Final = 10_000_000_000
@@ -96,6 +97,11 @@ class Calls:
         self._told = [0]
         self._interval_ns = FIRST_INTERVAL_NS
         self._next_ns = 0
+        self._on_first: Callable[[], None] | None = None
+
+    def on_first(self, action: Callable[[], None]) -> None:
+        """Call `action()` when the first collective is called: a rank alone pays nothing for them."""
+        self._on_first = action
 
     def operand(self, op: str, group: Any, arguments: tuple[Any, ...]) -> int:
         """What the mark of this call holds; it is counted. Cost: 0.9 µs."""
@@ -139,6 +145,9 @@ class Calls:
             self._tell("collectives", counts=counts)
 
     def _add(self, op: str, name: str, size: int, group: Any) -> int:
+        if self._on_first is not None:
+            self._on_first()
+            self._on_first = None
         if name not in self._groups:
             self._add_group(name, group)
         key = (op, name, size if len(self._counts) < MOST_EXACT else 1 << (size - 1).bit_length() if size else 0)
@@ -167,7 +176,7 @@ def install(marker: Marker, patches: Patches, calls: Calls, step_ends: list[Call
         marker: where the marks go.
         patches: remembers the originals.
         calls: counts them.
-        step_ends: called after every step of training; this joins.
+        step_ends: called after every step of training; this joins with the first call.
 
     Raises:
         AttributeError, KeyError: this torch has no process groups, or others; collectives then show as `other`.
@@ -180,12 +189,11 @@ def install(marker: Marker, patches: Patches, calls: Calls, step_ends: list[Call
             # As it stands in the namespace: `getattr` would take the method's binding off it for good.
             patches.replace(ProcessGroup, name, _marked(vars(ProcessGroup)[name], op, marker, calls, last))
     patches.replace(Work, "wait", _marked_wait(vars(Work)["wait"], marker, last))
-    step_ends.append(calls.step_ended)
+    calls.on_first(lambda: step_ends.append(calls.step_ended))
 
 
 def _marked(call: Callable[..., Any], op: str, marker: Marker, calls: Calls, last: list[Any]) -> Callable[..., Any]:
     enter, resume, abort = marker.enter, marker.resume, marker.abort
-    is_compiling = torch.compiler.is_compiling
 
     def operand_of(group: Any, arguments: tuple[Any, ...]) -> int:
         try:
@@ -195,7 +203,7 @@ def _marked(call: Callable[..., Any], op: str, marker: Marker, calls: Calls, las
             return _UNKNOWN
 
     def collective(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if is_traced() or compiler._is_compiling_flag:
             return call(self, *args, **kwargs)
         operand = operand_of(self, args)
         outer = enter(operand << OPERAND_SHIFT | _COLLECTIVE)
@@ -215,12 +223,11 @@ def _marked(call: Callable[..., Any], op: str, marker: Marker, calls: Calls, las
 
 def _marked_wait(call: Callable[..., Any], marker: Marker, last: list[Any]) -> Callable[..., Any]:
     enter, resume, abort = marker.enter, marker.resume, marker.abort
-    is_compiling = torch.compiler.is_compiling
     # What waits there was launched there, by the same call; what the script waits for may be an hour old.
     library = vars(torch.distributed.distributed_c10d)
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if is_traced() or compiler._is_compiling_flag:
             return call(self, *args, **kwargs)
         operand = last[1] | WAIT if last[0] == id(self) else WAIT
         if sys._getframe(1).f_globals is library:

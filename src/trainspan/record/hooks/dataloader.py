@@ -9,13 +9,13 @@ training or into a validation. Cost: 0.9 µs a batch.
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, dataloader
 
 from trainspan.names import Phase
-from trainspan.record.batches import OPERAND_MAX, BatchMeter
+from trainspan.record.batches import OPERAND_MAX, BatchMeter, Measure
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
+from trainspan.record.traced import compiler, is_traced
 
 _DATA_WAIT = int(Phase.DATA_WAIT)
 
@@ -34,10 +34,10 @@ def install(marker: Marker, patches: Patches) -> None:
 def _marked(call: Callable[[Any], Any], marker: Marker, meter: BatchMeter | None) -> Callable[[Any], Any]:
     """`call`, marked; with a meter, what it returns is a batch."""
     enter, resume, abort, resume_with = marker.enter, marker.resume, marker.abort, marker.resume_with
-    is_compiling = torch.compiler.is_compiling
+    measures: dict[type, Measure] = {} if meter is None else meter.measures
 
     def wait_for_batch(self: Any) -> Any:
-        if is_compiling():
+        if is_traced() or compiler._is_compiling_flag:
             return call(self)
         outer = enter(_DATA_WAIT)
         if outer < 0:
@@ -54,7 +54,7 @@ def _marked(call: Callable[[Any], Any], marker: Marker, meter: BatchMeter | None
             resume(outer)
             return batch
         try:
-            operand = meter.measures[type(batch)](batch)
+            operand = measures[type(batch)](batch)
         except Exception:
             operand = meter.learn(batch, self)
         resume_with(outer, operand if operand <= OPERAND_MAX else 0)

@@ -24,6 +24,7 @@ from torch.jit import _recursive
 from trainspan.names import Phase
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
+from trainspan.record.traced import compiler, is_traced
 
 _FORWARD = int(Phase.FORWARD)
 _VALIDATION = int(Phase.VALIDATION)
@@ -31,7 +32,6 @@ _SLOT = "_compiled_call_impl"
 _SEARCHES_MAX = 8
 _ENGINES = "deepspeed.runtime."
 
-_is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 
 
@@ -42,34 +42,23 @@ class RootCall:
     which is what an uninstrumented module has in the slot.
     """
 
-    __slots__ = ("abort", "called", "enter", "inner", "mode", "module", "resume", "without_grad")
+    __slots__ = ("around", "called", "inner", "mode", "module", "without_grad")
 
     def __init__(self, module: nn.Module, inner: Callable[..., Any] | None, marker: Marker, called: list[int]):
         self.module = weakref.ref(module)
         self.mode = weakref.ref(_moded(module))
         self.inner = inner
-        self.enter = marker.enter
-        self.resume = marker.resume
-        self.abort = marker.abort
+        self.around = marker.around
         self.called = called
         self.without_grad = _phase_without_grad(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module: Any = self.module()
         call = self.inner or module._call_impl
-        if _is_compiling():
+        if is_traced() or compiler._is_compiling_flag:
             return call(*args, **kwargs)
-        outer = self.enter(_FORWARD if _is_grad_enabled() or self.trains() else self.without_grad)
-        if outer < 0:
-            return call(*args, **kwargs)
-        self.called[0] = 1
-        try:
-            output = call(*args, **kwargs)
-        except BaseException:
-            self.abort(outer)
-            raise
-        self.resume(outer)
-        return output
+        phase = _FORWARD if _is_grad_enabled() or self.trains() else self.without_grad
+        return self.around(call, phase, args, kwargs, self.called)
 
     def trains(self) -> bool:
         """Whether the module is in training mode."""
@@ -112,11 +101,10 @@ class RootSearch:
 
     def step_ended(self) -> None:
         """End a search, or begin another one when a whole step has shown no forward. Cost: 0.1 µs."""
-        if self._searching:
-            self._end()
-        if not self._called[0]:
-            self._miss()
-        self._called[0] = 0
+        called = self._called
+        if self._searching or not called[0]:
+            self._look_around()
+        called[0] = 0
 
     def called(self) -> bool:
         """Whether a root has been called in this step."""
@@ -136,6 +124,12 @@ class RootSearch:
                 self._try(module)
         self._compiled.clear()
         self._fill_class_slot()
+
+    def _look_around(self) -> None:
+        if self._searching:
+            self._end()
+        if not self._called[0]:
+            self._miss()
 
     def _end(self) -> None:
         self._searching = False
@@ -213,7 +207,7 @@ class RootSearch:
 
         def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             call = module._call_impl
-            if _is_compiling() or not _has_parameters(module):
+            if is_traced() or compiler._is_compiling_flag or not _has_parameters(module):
                 return call(*args, **kwargs)
             outer = enter(_FORWARD if _is_grad_enabled() or _moded(module).training else _phase_without_grad(module))
             if outer < 0:

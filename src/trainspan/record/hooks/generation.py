@@ -7,11 +7,10 @@ import functools
 from types import ModuleType
 from typing import Any, Final
 
-import torch
-
 from trainspan.names import Phase
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
+from trainspan.record.traced import compiler, is_traced
 
 MODULE: Final = "transformers.generation.utils"
 _GENERATION: Final = int(Phase.GENERATION)
@@ -23,22 +22,12 @@ def install(package: ModuleType, marker: Marker, patches: Patches) -> None:
     Raises:
         KeyError: this package generates in another way; it then shows as `validation` or `other`.
     """
-    enter, resume, abort = marker.enter, marker.resume, marker.abort
-    is_compiling = torch.compiler.is_compiling
+    around = marker.around
     call = vars(package.GenerationMixin)["generate"]
 
     def generate(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if is_traced() or compiler._is_compiling_flag:
             return call(*args, **kwargs)
-        outer = enter(_GENERATION)
-        if outer < 0:
-            return call(*args, **kwargs)
-        try:
-            result = call(*args, **kwargs)
-        except BaseException:
-            abort(outer)
-            raise
-        resume(outer)
-        return result
+        return around(call, _GENERATION, args, kwargs)
 
     patches.replace(package.GenerationMixin, "generate", functools.update_wrapper(generate, call))

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
-import torch
 from torch.nn import utils
 from torch.nn.utils import clip_grad
 
 from trainspan.names import Phase
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
+from trainspan.record.traced import compiler, is_traced
 
 _GRAD_CLIP = int(Phase.GRAD_CLIP)
 _PUBLIC = ("clip_grad_norm_", "clip_grad_value_", "get_total_norm", "clip_grads_with_norm_")
@@ -61,21 +61,11 @@ def install_framework(module: ModuleType, marker: Marker, patches: Patches) -> N
 
 
 def _marked(call: Callable[..., Any], marker: Marker) -> Callable[..., Any]:
-    enter, resume, abort = marker.enter, marker.resume, marker.abort
-    is_compiling = torch.compiler.is_compiling
+    around = marker.around
 
     def clip(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if is_traced() or compiler._is_compiling_flag:
             return call(*args, **kwargs)
-        outer = enter(_GRAD_CLIP)
-        if outer < 0:
-            return call(*args, **kwargs)
-        try:
-            norm = call(*args, **kwargs)
-        except BaseException:
-            abort(outer)
-            raise
-        resume(outer)
-        return norm
+        return around(call, _GRAD_CLIP, args, kwargs)
 
     return functools.update_wrapper(clip, call)  # its name, and its signature for who inspects it

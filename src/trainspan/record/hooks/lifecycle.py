@@ -36,6 +36,7 @@ from trainspan.names import Phase
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
 from trainspan.record.spans import SpanTeller
+from trainspan.record.traced import compiler, is_traced
 
 FSDP_MODULE: Final = "torch.distributed.fsdp"
 PIPELINE_MODULE: Final = "torch.distributed.pipelining.schedules"
@@ -130,6 +131,17 @@ class Lifecycle:
         self.replicas: weakref.WeakSet[Any] = weakref.WeakSet()
         self._forward_seen = forward_seen
         self._loader: weakref.ref[Any] | None = None
+        self._on_replica: list[Callable[[], None]] = []
+
+    def on_replica(self, action: Callable[[], None]) -> None:
+        """Call `action()` when the first module is wrapped by DistributedDataParallel."""
+        self._on_replica.append(action)
+
+    def replicated(self, module: Any) -> None:
+        """DistributedDataParallel has wrapped a module: `module`."""
+        self.replicas.add(module)
+        while self._on_replica:
+            self._on_replica.pop()()
 
     def begins(self) -> bool:
         """Whether this is still the beginning."""
@@ -169,7 +181,7 @@ def install(patches: Patches, lifecycle: Lifecycle) -> None:
 
     def replicated(self: Any, *args: Any, **kwargs: Any) -> None:
         make_replica(self, *args, **kwargs)
-        lifecycle.replicas.add(self)
+        lifecycle.replicated(self)
 
     patches.replace(DistributedDataParallel, "__init__", functools.update_wrapper(replicated, make_replica))
 
@@ -275,19 +287,10 @@ def install_pipeline(package: ModuleType, marker: Marker, patches: Patches, life
 
 
 def _marked_setup(call: Callable[..., Any], marker: Marker) -> Callable[..., Any]:
-    enter, resume, abort = marker.enter, marker.resume, marker.abort
+    around = marker.around
 
     def setup(*args: Any, **kwargs: Any) -> Any:
-        outer = enter(_COLLECTIVE)
-        if outer < 0:
-            return call(*args, **kwargs)
-        try:
-            result = call(*args, **kwargs)
-        except BaseException:
-            abort(outer)
-            raise
-        resume(outer)
-        return result
+        return around(call, _COLLECTIVE, args, kwargs)
 
     return functools.update_wrapper(setup, call)
 
@@ -310,11 +313,9 @@ def _wrapping(call: Callable[..., Any], lifecycle: Lifecycle, strategy: str) -> 
 
 
 def _noted(call: Callable[..., Any], lifecycle: Lifecycle, note: Callable[[int, int], None]) -> Callable[..., Any]:
-    is_compiling = torch.compiler.is_compiling
-
     def noted(*args: Any, **kwargs: Any) -> Any:
         # Asked first: what a compiler sees of us besides, it would guard on, and compile again when it changes.
-        if is_compiling() or lifecycle.over or not lifecycle.begins():
+        if is_traced() or compiler._is_compiling_flag or lifecycle.over or not lifecycle.begins():
             return call(*args, **kwargs)
         start_ns = monotonic_ns()
         result = call(*args, **kwargs)
@@ -331,7 +332,7 @@ def _follow_loaders(patches: Patches, lifecycle: Lifecycle) -> None:
     iterate = vars(DataLoader)["__iter__"]
 
     def make_iterator(self: Any) -> Any:
-        if torch.compiler.is_compiling() or lifecycle.over:
+        if is_traced() or compiler._is_compiling_flag or lifecycle.over:
             return iterate(self)
         start_ns = monotonic_ns()
         iterator = iterate(self)

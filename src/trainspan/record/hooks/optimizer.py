@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-import torch
 from torch.optim import optimizer as optim
 from torch.optim.optimizer import Optimizer
 
 from trainspan.guard import warn_once
 from trainspan.names import Phase
-from trainspan.record.marker import FOREIGN, Marker
+from trainspan.record.marker import FOREIGN, SAME, Marker
 from trainspan.record.patches import Patches
+from trainspan.record.traced import compiler, is_traced
 
 _OPTIMIZER = int(Phase.OPTIMIZER)
 _PATIENCE = 8
@@ -81,55 +81,39 @@ def install(
     return stepping
 
 
-class _Scaling:
-    """A gradient scaler's step. `outer`: the phase the rank was in before it; None: no scaler is asked, or any more."""
-
-    __slots__ = ("outer",)
-
-    def __init__(self) -> None:
-        self.outer: int | None = None
-
-    def begin(self, outer: int) -> None:
-        """A scaler is asked for a step."""
-        self.outer = outer
-
-    def end(self) -> bool:
-        """Whether no optimizer has stepped since then; from now on none is expected to."""
-        waited, self.outer = self.outer is not None, None
-        return waited
-
-
 class _Lead:
-    """Which optimizer's steps are the steps of training."""
+    """Which optimizer's steps are the steps of training.
 
-    __slots__ = ("_identity", "_others", "_reference")
+    Attributes:
+        identity: of the lead; 0: there is none.
+        others: steps of others since its last one.
+    """
+
+    __slots__ = ("_reference", "identity", "others")
 
     def __init__(self) -> None:
-        self._identity = 0
-        self._others = 0
+        self.identity = 0
+        self.others = 0
         self._reference: weakref.ref[Any] | None = None
 
     def optimizer(self) -> Any:
         """The lead itself; None before the first step, and once it is gone."""
         return None if self._reference is None else self._reference()
 
-    def is_led_by(self, optimizer: Any) -> bool:
-        """Whether a step of `optimizer` ends a step of training."""
-        if id(optimizer) == self._identity:
-            self._others = 0
-            return True
-        self._others += 1
-        if self._identity and self._others < _PATIENCE:
+    def is_followed(self, optimizer: Any) -> bool:
+        """Whether a step of another one ends a step of training all the same: it becomes the lead."""
+        self.others += 1
+        if self.identity and self.others < _PATIENCE:
             return False
         self._elect(optimizer)
         return True
 
     def _elect(self, optimizer: Any) -> None:
         def gone(_: object) -> None:
-            self._identity = 0
+            self.identity = 0
 
-        self._identity = id(optimizer)
-        self._others = 0
+        self.identity = id(optimizer)
+        self.others = 0
         self._reference = weakref.ref(optimizer, gone)
 
 
@@ -138,11 +122,11 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
 ) -> tuple[Callable[[Any, Any, Any], None], Callable[[Any, Any, Any], None], Stepping]:
     enter, resume, step, abort, mine = marker.enter, marker.resume, marker.step, marker.abort, marker.mine
     wrapper: CodeType | None = None
-    depth = 0
+    depth = 0  # calls of the wrapper on the stack, as far as they have been marked
     outer = 0
     in_whole = unmade = False  # a framework's own step is open; a scaler in it has not let the optimizer step
-    scaling = _Scaling()
-    is_compiling = torch.compiler.is_compiling
+    scaled_in: int | None = None  # where a gradient scaler was asked for a step; None: none is, or any more
+    alone = False  # whether every step so far was one of the thread that trains
 
     def runs() -> bool:
         # Asked by whatever is entered while an optimizer's step is open: a closure's forward, or, when an exception
@@ -155,55 +139,91 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
         return False
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        nonlocal depth, outer, wrapper
-        if wrapper is None:
-            # What torch wraps around every optimizer's `step` calls this hook.
-            wrapper = sys._getframe(1).f_code
-        if depth and mine():
-            # The frame that called this hook is one of the wrapper's too.
-            frames = _frames_of(wrapper)
-            if frames > 1:
-                depth = frames
-                return
-            depth = 0
-            # Who has left the optimizer's step by way of an outer phase has left that one too, and says so itself.
-            if marker.now() == _OPTIMIZER:
-                abort(outer)
-        if scaling.outer is not None and mine():
-            resume(scaling.outer)
-            scaling.outer = None
-        if in_whole and mine():
+        nonlocal depth, outer
+        if (depth or in_whole or scaled_in is not None or wrapper is None) and goes_on(sys._getframe(1).f_code):
             return
-        entered = enter_step()
+        entered = enter(_OPTIMIZER)
+        if entered < 0:
+            entered = refused(entered)
         if entered >= 0:
             outer = entered
             depth = 1
 
-    def enter_step() -> int:
-        if marker.now() == _OPTIMIZER and mine():
+    def goes_on(caller: CodeType) -> bool:
+        """Whether this is an inner step of one that is marked."""
+        nonlocal depth, scaled_in, wrapper
+        if wrapper is None:
+            # What torch wraps around every optimizer's `step` calls this hook.
+            wrapper = caller
+        if depth and mine():
+            frames = _frames_of(wrapper)
+            if frames > 1:
+                depth = frames
+                return True
+            depth = 0
+            # Who has left the optimizer's step by way of an outer phase has left that one too, and says so itself.
+            if marker.now() == _OPTIMIZER:
+                abort(outer)
+        if scaled_in is not None and mine():
+            resume(scaled_in)
+            scaled_in = None
+        return in_whole and mine()
+
+    def refused(answer: int) -> int:
+        """The phase to return to after all."""
+        nonlocal alone
+        if answer == SAME:
             return _OPTIMIZER  # the user has marked this as a phase
-        entered = enter(_OPTIMIZER)
-        return enter(_OPTIMIZER) if entered == FOREIGN and claim() else entered
+        if answer == FOREIGN:
+            alone = False
+            if claim():
+                return enter(_OPTIMIZER)
+        return answer
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal depth
-        if not depth or not mine():
+        if (depth != 1 or not alone) and not ends():
             return
+        depth = 0
+        if id(optimizer) != lead.identity:
+            close(optimizer, outer, step)
+            return
+        # `close`, written out for the commonest end.
+        lead.others = 0
+        if step(outer):
+            for end in step_ends:
+                end()
+
+    def ends() -> bool:
+        """Whether the outermost step has ended."""
+        nonlocal depth, alone
+        if not depth or not mine():
+            return False
+        alone = True
         if depth > 1:
             # An inner step that an exception left is not on the stack any more, and its hook was not called.
             depth = min(depth, _frames_of(wrapper) or depth) - 1
-            if depth:
-                return
-        depth = 0
-        close(optimizer, outer, step)
+            return not depth
+        return True
 
     def close(optimizer: Any, outer: int, end_step: Callable[[int], bool]) -> None:
-        if not lead.is_led_by(optimizer):
+        if id(optimizer) != lead.identity and not lead.is_followed(optimizer):
             if outer != _OPTIMIZER:
                 resume(outer)
-        elif end_step(outer):
+            return
+        lead.others = 0
+        if end_step(outer):
             for end in step_ends:
                 end()
+
+    def scaled(outer: int) -> None:
+        nonlocal scaled_in
+        scaled_in = outer
+
+    def unscaled() -> bool:
+        nonlocal scaled_in
+        waited, scaled_in = scaled_in is not None, None
+        return waited
 
     def skipped(optimizer: Any, outer: int) -> None:
         nonlocal unmade
@@ -216,9 +236,11 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
     def whole(call: Callable[..., Any], outcome: Outcome) -> Callable[..., Any]:
         def whole_step(*args: Any, **kwargs: Any) -> Any:
             nonlocal in_whole, unmade
-            if is_compiling() or (mine() and (in_whole or (depth and runs()))):
+            if is_traced() or compiler._is_compiling_flag or (mine() and (in_whole or (depth and runs()))):
                 return call(*args, **kwargs)
-            outer = enter_step()
+            outer = enter(_OPTIMIZER)
+            if outer < 0:
+                outer = refused(outer)
             if outer < 0:
                 return call(*args, **kwargs)
             in_whole, unmade = True, False
@@ -241,7 +263,7 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
         # step at all where the optimizer is compiled. Every torch so far breaks its graph in `step` by itself.
         hook._torchdynamo_disable = True  # type: ignore[attr-defined]
     marker.guard_optimizer(runs)
-    return before, after, Stepping(lead.optimizer, scaling.begin, scaling.end, skipped, whole)
+    return before, after, Stepping(lead.optimizer, scaled, unscaled, skipped, whole)
 
 
 def _known(outcome: Outcome, args: tuple[Any, ...], result: Any) -> tuple[Any, bool]:
