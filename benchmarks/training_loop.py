@@ -10,8 +10,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-WARM_UP_STEPS = 500
-
 
 class Cost(NamedTuple):
     """µs per step of a whole process."""
@@ -106,7 +104,7 @@ def sdk_span() -> Callable[[str], Any]:
 class Worker:
     """One variant of one model, for the life of the process."""
 
-    def __init__(self, variant: str, model_name: str):
+    def __init__(self, variant: str, model_name: str, warm_up_steps: int):
         self.recorder: Any = None
         loop = Loop(model_name)
         self.run: Callable[[int], None] = loop.run
@@ -120,7 +118,7 @@ class Worker:
             self.recorder = bootstrap.make_recorder()
             self.recorder.begin()
             bootstrap.place_hooks(self.recorder)
-        self.run(WARM_UP_STEPS)
+        self.run(warm_up_steps)
 
     def answer(self, command: str, number: int) -> dict[str, Any]:
         """Do what was asked: `block` takes steps and times them, `skip` records empty steps up to a number."""
@@ -135,7 +133,7 @@ class Worker:
 def main() -> None:
     """Answer commands (JSON lines on stdin) until the input ends."""
     torch.set_num_threads(1)
-    worker = Worker(sys.argv[1], sys.argv[2])
+    worker = Worker(sys.argv[1], sys.argv[2], int((*sys.argv, 500)[3]))
     directory = str(worker.recorder.directory) if worker.recorder else None
     print(json.dumps({"ready": True, "recording_dir": directory, "torch": torch.__version__}), flush=True)
     for line in sys.stdin:
