@@ -109,8 +109,8 @@ def test_traces_are_the_same_as_with_the_switch(switched: Outcome, both: Outcome
     """Whoever has `opentelemetry-instrument` in their launch script must get no less, and nothing twice."""
 
     def shape(outcome: Outcome) -> Counter[tuple[Any, ...]]:
-        # What a rank tells of its beginning is named by its time; a model that is made in no time is not told.
-        ids = {s.span: "" for s in outcome.ours if s.name.startswith("training.init.")}
+        # What is told of the beginning is named by its time; a model that is made in no time is not told.
+        ids = {s.span: "" for s in outcome.ours if s.name.startswith(("training.init.", "training.launch"))}
         return Counter(
             (s.trace, ids.get(s.span, s.span), s.parent, s.name, s.attributes.get("training.rank"), s.error)
             for s in outcome.ours
