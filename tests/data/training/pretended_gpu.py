@@ -55,7 +55,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        trainspan.processed(tokens=128)
+        trainspan.processed(samples=8, tokens=128)
     trained_s = time.monotonic() - begun_s
     # One write, its end included: two ranks print at the same time.
     sys.stdout.write(json.dumps({"rank": int(os.environ.get("RANK", "0")), "trained_s": trained_s}) + "\n")
