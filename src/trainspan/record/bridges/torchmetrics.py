@@ -21,6 +21,7 @@ import torch
 from trainspan.guard import warn_once
 from trainspan.record.bridges.channel import Channel
 from trainspan.record.patches import Patches
+from trainspan.record.traced import compiler, is_traced
 
 _LIGHTNING: Final = ("lightning", "pytorch_lightning", "lightning_fabric")
 """Keeps what a module logs in metrics of its own; that is told by the name under which it was logged."""
@@ -55,14 +56,13 @@ class _Watcher:
     def __init__(self, channel: Channel):
         self._mine = channel.marker.mine
         self._log = channel.scalars.log
-        self._is_compiling = torch.compiler.is_compiling
         self._inside = False
 
     def call(
         self, names_of: Callable[[Any], Mapping[str, Any]], call: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """What `call` returns; `names_of(result)` is what of it is logged."""
-        if self._is_compiling() or self._inside or not self._mine():
+        if is_traced() or compiler._is_compiling_flag or self._inside or not self._mine():
             return call(*args, **kwargs)
         self._inside = True
         try:
