@@ -16,6 +16,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from trainspan import settings
 from trainspan.guard import warn_once
 from trainspan.identity import identify, new_run_id
+from trainspan.placement import place_of
 from trainspan.record.bridges import torchelastic
 from trainspan.record.patches import Patches
 from trainspan.record.recorder import open_writer
@@ -91,6 +92,9 @@ class _AgentRecording:
         values, _ = settings.load(environ)
         identity = identify(values, environ, Role.AGENT)
         self._writer: RecordingWriter | None = open_writer(values, identity, layout.CAPACITY_MIN)
+        place = place_of(environ)
+        if place:
+            self.event("place", attributes=place)
         atexit.register(self.close)
 
     def note(self, agent: Any, result: Any) -> None:

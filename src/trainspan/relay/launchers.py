@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Mapping
 from pathlib import Path
+from typing import Any
 
 from trainspan.recording.reader import RecordingReader
 from trainspan.relay.otlp.resource import HashedResource, node_resource, rank_resource
@@ -15,12 +16,20 @@ from trainspan.sampling import Sampling, SpanNames
 
 
 class Launcher:
-    """One of them. `source`: who it is; `launches`: what it has told."""
+    """One of them. `source`: who it is; `launches`: what it has told; `place`: where it says it runs."""
 
     def __init__(self, reader: RecordingReader, environ: Mapping[str, str]):
         identity = reader.identity
         self.source = RankSource(identity, reader.anchor, rank_resource(identity, environ))
         self.launches = Launches(identity.attempt)
+        self.place: dict[str, str] = {}
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take over what it tells."""
+        self.launches.take(event)
+        place = event.get("attributes") if event["event"] == "place" else None
+        if isinstance(place, dict):
+            self.place = {key: value for key, value in place.items() if isinstance(value, str)}
 
 
 class Launchers:
@@ -59,7 +68,7 @@ class Launchers:
             self._known[path] = Launcher(sighting.reader, self._environ)
         self._living.add(path)
         for event in sighting.events:
-            self._known[path].launches.take(event)
+            self._known[path].take(event)
             cause, pid = event.get("signal") or event.get("exit_code"), event.get("pid")
             if event["event"] == "worker_ended" and isinstance(pid, int) and cause is not None:
                 self.causes[pid] = str(cause) if isinstance(cause, str) else f"exit code {cause}"
@@ -110,4 +119,4 @@ class Launchers:
 
     def _resource(self, launcher: Launcher, attempt: int, node: int | None) -> HashedResource:
         identity = launcher.source.identity
-        return node_resource(identity.run, attempt, node or 0, identity.host, self._environ)
+        return node_resource(identity.run, attempt, node or 0, identity.host, self._environ, launcher.place)

@@ -70,8 +70,15 @@ def rank_resource(
     )
 
 
-def node_resource(run: str, attempt: int, node_rank: int, host: str, environ: Mapping[str, str]) -> HashedResource:
-    """The resource of what a node sends for itself: its GPUs, its host, the relay's own health.
+def node_resource(
+    run: str,
+    attempt: int,
+    node_rank: int,
+    host: str,
+    environ: Mapping[str, str],
+    recorded: Mapping[str, str] | None = None,
+) -> HashedResource:
+    """The resource of what a node sends for itself: its GPUs, its host, its launcher, the relay's own health.
 
     Args:
         run: the run's id.
@@ -79,10 +86,11 @@ def node_resource(run: str, attempt: int, node_rank: int, host: str, environ: Ma
         node_rank: rank of the node in the job.
         host: name of the host.
         environ: the environment, read by allow-list.
+        recorded: what the launcher wrote of its place; None for what the relay itself says.
     """
     return _resource(
         environ,
-        {},
+        recorded or {},
         detected={"host.name": host},
         own={
             "service.instance.id": f"{run}-node{node_rank}",
