@@ -244,16 +244,19 @@ def test_writer_that_outruns_every_try_is_waited_for(tmp_path: Path) -> None:
 
 
 class StoreLog:
-    """Stands in for the words of a ring, and keeps every store in order."""
+    """Stands in for the ring, of which it takes columns too; keeps every store, in order, by its place in the ring."""
 
-    def __init__(self) -> None:
-        self.stores: list[tuple[int, int]] = []
+    def __init__(self, stores: list[tuple[int, int]] | None = None, places: range = range(1 << 40)) -> None:
+        self.stores = [] if stores is None else stores
+        self._places = places
 
     def __setitem__(self, index: int, value: int) -> None:
-        self.stores.append((index, value))
+        self.stores.append((self._places[index], value))
 
-    def __getitem__(self, index: int) -> int:
-        return next(value for stored, value in reversed(self.stores) if stored == index)
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return StoreLog(self.stores, self._places[index])
+        return next(value for stored, value in reversed(self.stores) if stored == self._places[index])
 
 
 def test_marker_stores_word_then_time_then_lap() -> None:
