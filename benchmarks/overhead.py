@@ -27,6 +27,7 @@ VARIANTS = {"plain": "plain", "control": "plain", "trainspan": "trainspan", "sdk
 
 COSTS = ("control", "trainspan", "sdk")
 CLOCKS = ("wall_us", "cpu_us")
+MODELS = ("mlp", "deep")
 FLAT_AT = (1_000, 10_000, 100_000, 1_000_000)
 
 
@@ -160,6 +161,7 @@ def relay_cpu_s(pid: int) -> float:
 def main() -> int:
     """Run the benchmark; prints a table, or JSON."""
     parser = argparse.ArgumentParser(prog="scripts/bench overhead", description=__doc__.split("\n")[0])
+    parser.add_argument("--model", choices=MODELS, help="7 modules (mlp) or 101 (deep); default: one after the other")
     parser.add_argument("--starts", type=int, help="processes of each variant, one after the other (default: 8)")
     parser.add_argument("--rounds", type=int, help="rounds of one block of each variant, in each start (default: 60)")
     parser.add_argument("--steps", type=int, default=20, help="steps in a block (default: 20)")
@@ -193,7 +195,7 @@ def run(arguments: argparse.Namespace, state: Path) -> dict[str, Any]:
         "steps": arguments.steps,
         "models": {},
     }
-    for model in ("mlp", "deep"):
+    for model in (arguments.model,) if arguments.model else MODELS:
         starts, relay_us = [], []
         for number in range(arguments.starts):
             show(f"{model}: start {number + 1} of {arguments.starts}")
