@@ -242,3 +242,17 @@ def test_stall_that_ends_the_process_reaches_to_its_end(follower: RankFollower, 
     [span] = [told for told in follower.told if told.name == "training.stall"]
     assert span.end_ns == tape.now_ns + 90 * S
     assert follower.summary.ending.still_ns is None
+
+
+def test_where_a_rank_stood_before_marks_were_lost_is_not_where_it_stands(follower: RankFollower) -> None:
+    """A report that names the wrong rank of a hang sends its reader to the wrong machine."""
+    tape = MarkTape(BEGIN_NS)
+    plain(tape, 0)
+    look(follower, tape.words)
+    follower.note_alive(tape.now_ns + 30 * S)
+    follower.note_standing()
+
+    follower.read(Sighting(follower.reader, [], 5, [], None))
+    follower.note_standing()
+
+    assert follower.summary.ending == Ending("running")

@@ -205,9 +205,8 @@ class RankFollower:
 
     def note_standing(self) -> None:
         """Tell the summary where the rank stands, while it lives."""
-        standing = self.timeline.standing()
-        if standing is not None and self.alive_ns is not None and self.end is None:
-            self.summary.note_standing(standing, self.alive_ns)
+        if self.alive_ns is not None and self.end is None:
+            self.summary.note_standing(self.timeline.standing(), self.alive_ns)
 
     def finish(self, end: ProcessEnd) -> None:
         """Take over how the process ended; everything it wrote has been taken."""

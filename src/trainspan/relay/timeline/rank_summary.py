@@ -160,8 +160,11 @@ class RankSummary:
         else:
             self.ending = Ending(end.reason, at_unix_ns, cause=end.cause)
 
-    def note_standing(self, standing: Standing, now_ns: int) -> None:
-        """Take over where a process that lives stands at `now_ns`."""
+    def note_standing(self, standing: Standing | None, now_ns: int) -> None:
+        """Take over where a process that lives stands at `now_ns`; None: it is not known, or not any more."""
+        if standing is None:
+            self.ending = Ending("running")
+            return
         still_ns = max(now_ns - standing.since_ns, 0)
         self.ending = Ending("running", phase=standing.phase.wire, step=standing.number, still_ns=still_ns)
 
