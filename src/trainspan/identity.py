@@ -22,6 +22,7 @@ _LOCAL_RANK = (
 )
 # DeepSpeed's launcher names the node and its size as Horovod's ancestors did.
 _NODE_RANK = ("GROUP_RANK", "NODE_RANK", "CROSS_RANK", "SLURM_NODEID")
+_NODES = ("GROUP_WORLD_SIZE",)
 _WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS")
 _LOCAL_WORLD_SIZE = (
     "LOCAL_WORLD_SIZE",
@@ -83,12 +84,7 @@ def identify(settings: Settings, environ: Mapping[str, str], role: str, world: W
 
 
 def _identify(settings: Settings, environ: Mapping[str, str], role: str) -> Identity:
-    elastic_restarts = _found(environ, ("TORCHELASTIC_RESTART_COUNT",)) or 0
-    scheduler_restarts = _found(environ, ("SLURM_RESTART_COUNT",)) or 0
-    per_allocation = (_found(environ, ("TORCHELASTIC_MAX_RESTARTS",)) or 0) + 1
     run, launcher = _run_of(settings, environ)
-    # A requeued job starts torchrun's count again: each allocation owns `max_restarts + 1` numbers.
-    first = scheduler_restarts * per_allocation if settings.attempt is None else settings.attempt
     local_world_size, node_rank = _found(environ, _LOCAL_WORLD_SIZE), _found(environ, _NODE_RANK)
     rank = _found(environ, _RANK)
     if rank is None and _is_on_one_node(environ):
@@ -100,7 +96,7 @@ def _identify(settings: Settings, environ: Mapping[str, str], role: str) -> Iden
     return Identity(
         role=role,
         run=run,
-        attempt=first + elastic_restarts,
+        attempt=_attempt_of(settings, environ),
         rank=rank,
         local_rank=_found(environ, _LOCAL_RANK) or 0,
         node_rank=node_rank,
@@ -110,6 +106,18 @@ def _identify(settings: Settings, environ: Mapping[str, str], role: str) -> Iden
         pid=os.getpid(),
         launcher=launcher,
     )
+
+
+def _attempt_of(settings: Settings, environ: Mapping[str, str]) -> int:
+    elastic_restarts = _found(environ, ("TORCHELASTIC_RESTART_COUNT",))
+    if elastic_restarts is not None and settings.launch_attempt is not None:
+        return settings.launch_attempt
+    scheduler_restarts = _found(environ, ("SLURM_RESTART_COUNT",)) or 0
+    # A requeued job starts torchrun's count again, and each node may restart it `max_restarts` times: so many numbers
+    # each allocation owns.
+    most_restarts = (_found(environ, ("TORCHELASTIC_MAX_RESTARTS",)) or 0) * (_found(environ, _NODES) or 1)
+    first = scheduler_restarts * (most_restarts + 1) if settings.attempt is None else settings.attempt
+    return first + (elastic_restarts or 0)
 
 
 def _is_on_one_node(environ: Mapping[str, str]) -> bool:

@@ -362,8 +362,8 @@ METRIC_ATTRIBUTES = (
     Name(WINDOW, "Which time is asked about: `run`, `attempt`, `1h` or `24h`."),
     Name(
         RESTART_REASON,
-        "After a `failure`; `planned`: all ranks of the attempt before had closed in good order; or nodes had come or "
-        "gone: `membership`.",
+        "After a `failure`; `planned`: all ranks of the attempt before had closed in good order; `membership`: "
+        "torchrun began anew with more or fewer nodes.",
     ),
     Name(
         LAUNCH_OPERATION,

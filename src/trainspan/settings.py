@@ -40,6 +40,7 @@ class Settings:
     peak_flops: float | None
     count_flops: bool
     launch_id: str | None
+    launch_attempt: int | None
     rank_pid: int | None
 
 
@@ -330,6 +331,14 @@ VARIABLES = (
         "use 1 to 128 letters, digits, '.', '_', ':' or '-', the first a letter or digit",
         "Set by `trainspan run` and the torchrun agent for their workers: the run's identity when nobody gave one.",
         _identifier,
+    ),
+    Variable(
+        "TRAINSPAN_LAUNCH_ATTEMPT",
+        "",
+        "use a number from 0",
+        "Set by the torchrun agent for its workers: their attempt, which is the same on all nodes. "
+        "TORCHELASTIC_RESTART_COUNT is not: each node counts its own.",
+        _count,
     ),
     Variable(
         "TRAINSPAN_RANK_PID",

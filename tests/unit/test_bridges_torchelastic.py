@@ -16,18 +16,28 @@ from trainspan.record.patches import Patches
 class Base:
     """As torchelastic's agent: some of its methods are inherited."""
 
-    def __init__(self, state: str = "HEALTHY", restarts: int = 0):
-        spec = SimpleNamespace(max_restarts=3)
+    def __init__(self, state: str = "HEALTHY", restarts: int = 0, nodes_then: int = 2, met: int | None = None):
+        # Of torch's handlers only the dynamic one has rounds.
+        handler = SimpleNamespace()
+        if met is not None:
+            handler._state_holder = SimpleNamespace(state=SimpleNamespace(round=met))
+        spec = SimpleNamespace(max_restarts=3, rdzv_handler=handler)
         status = SimpleNamespace(name=state)
         self._worker_group = SimpleNamespace(spec=spec, state=status, group_rank=1, group_world_size=2)
         self._remaining_restarts = 3 - restarts
+        self._nodes_then = nodes_then
 
     def _rendezvous(self, group: Any) -> None:
         if group is None:
             raise TimeoutError("nobody came")
+        group.group_world_size = self._nodes_then
+        holder = getattr(group.spec.rdzv_handler, "_state_holder", None)
+        if holder is not None:
+            holder.state.round += 1
 
     def _restart_workers(self, group: Any) -> str:
         self._stop_workers(group)
+        self._rendezvous(group)
         return "restarted"
 
     def _stop_workers(self, group: Any) -> None:
@@ -96,17 +106,48 @@ def test_rendezvous_that_fails_is_told_and_reaches_the_agent(told: Told) -> None
 
 
 @pytest.mark.parametrize(
-    ("state", "reason"), [("HEALTHY", "membership"), ("FAILED", "failure"), ("UNHEALTHY", "failure")]
+    ("state", "nodes", "reason"),
+    [("HEALTHY", 3, "membership"), ("HEALTHY", 2, "failure"), ("FAILED", 2, "failure"), ("UNHEALTHY", 1, "failure")],
 )
-def test_restart_is_told_with_its_reason(told: Told, state: str, reason: str) -> None:
-    """A job that shrinks and grows is none that crashes."""
-    agent = Agent(state, restarts=1)
+def test_restart_is_told_with_its_reason(told: Told, state: str, nodes: int, reason: str) -> None:
+    """A job that shrinks and grows is none that crashes; one whose other node has lost its workers is."""
+    agent = Agent(state, restarts=1, nodes_then=nodes)
 
     answer = agent._restart_workers(agent._worker_group)
 
     assert answer == "restarted"
-    assert told[0] == ("launch_restart", {"reason": reason, "restarts": 1, "node": 1, "nodes": 2})
-    assert [fields["operation"] for _, fields in told[1:]] == ["stop_workers"]
+    assert told[0] == ("launch_restart", {"reason": reason, "restarts": 1, "node": 1, "nodes": nodes})
+    assert [fields["operation"] for _, fields in told[1:]] == ["stop_workers", "rendezvous"]
+
+
+def test_round_of_the_rendezvous_counts_and_a_restart_is_the_round_it_leads_to(told: Told) -> None:
+    """The count of this agent is its own: another node can have begun the restart, or this one joined later."""
+    agent = Agent(restarts=0, met=4)
+
+    agent._restart_workers(agent._worker_group)
+    agent._start_workers("group")
+
+    assert [(fields.get("operation"), fields["restarts"]) for _, fields in told] == [
+        (None, 5),
+        ("stop_workers", 5),
+        ("rendezvous", 5),
+        ("start_workers", 5),
+    ]
+
+
+def test_restart_that_fails_leaves_what_was_done(told: Told) -> None:
+    """The nodes did not meet again: no attempt has begun, and how long they tried is told."""
+    agent = Agent("FAILED", restarts=1)
+
+    with pytest.raises(TimeoutError, match="nobody came"):
+        agent._restart_workers(None)
+    agent._start_workers("group")
+
+    assert [(fields["operation"], fields["ok"]) for _, fields in told] == [
+        ("stop_workers", True),
+        ("rendezvous", False),
+        ("start_workers", True),
+    ]
 
 
 def test_metrics_reach_the_users_handler_and_us(told: Told, handler: Kept) -> None:

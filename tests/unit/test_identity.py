@@ -224,6 +224,13 @@ def test_run_is_named_by_who_knows_best(environ: dict[str, str], run: str, launc
         ({"SLURM_RESTART_COUNT": "2", "TRAINSPAN_ATTEMPT": "5"}, 5),
         ({"SLURM_RESTART_COUNT": "2", "TRAINSPAN_ATTEMPT": "0"}, 0),
         ({"TRAINSPAN_ATTEMPT": "5", "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}, 7),
+        # Each of two nodes may begin three restarts of all.
+        ({"SLURM_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "3", "GROUP_WORLD_SIZE": "2"}, 7),
+        # The agent has counted for all nodes, and from TRAINSPAN_ATTEMPT on.
+        ({"TRAINSPAN_LAUNCH_ATTEMPT": "4", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "3"}, 4),
+        ({"TRAINSPAN_LAUNCH_ATTEMPT": "9", "TORCHELASTIC_RESTART_COUNT": "1", "TRAINSPAN_ATTEMPT": "7"}, 9),
+        # No worker of torchrun: it is left over from one that surrounds it.
+        ({"TRAINSPAN_LAUNCH_ATTEMPT": "4", "SLURM_RESTART_COUNT": "2"}, 2),
     ],
 )
 def test_attempt_counts_every_restart_once(environ: dict[str, str], attempt: int) -> None:

@@ -33,6 +33,7 @@ DEFAULTS = Settings(
     peak_flops=None,
     count_flops=False,
     launch_id=None,
+    launch_attempt=None,
     rank_pid=None,
 )
 

@@ -25,6 +25,7 @@ from trainspan.recording.writer import RecordingWriter
 from trainspan.role import Role
 
 _LAUNCH_ID = "TRAINSPAN_LAUNCH_ID"
+_LAUNCH_ATTEMPT = "TRAINSPAN_LAUNCH_ATTEMPT"
 _NO_RUN_ID = "none"  # torchrun's default, the same for every job
 
 
@@ -34,6 +35,7 @@ def agent_imported() -> None:
         return  # the switch has a value that is not understood: the ranks say so
     make = vars(LocalElasticAgent)["__init__"]
     monitor = vars(LocalElasticAgent)["_monitor_workers"]
+    start = vars(LocalElasticAgent)["_start_workers"]
     run = LocalElasticAgent.run
     agents: list[_AgentRecording] = []
     launches = count(1)
@@ -59,10 +61,15 @@ def agent_imported() -> None:
         _quietly(lambda: agents[-1].note(self, result) if agents else None)
         return result
 
+    def start_workers(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _quietly(lambda: agents[-1].number_attempt(self) if agents else None)
+        return start(self, *args, **kwargs)
+
     def tell(name: str, /, **fields: Any) -> None:
         if agents:
             agents[-1].event(name, **fields)
 
+    LocalElasticAgent._start_workers = start_workers
     metrics = torchelastic.install(LocalElasticAgent, Patches(), tell)
     LocalElasticAgent.__init__ = make_agent
     LocalElasticAgent.run = run_agent
@@ -80,8 +87,14 @@ class _AgentRecording:
     def __init__(self, spec: Any, launch: int):
         run_id = spec.rdzv_handler.get_run_id()
         # A requeued job's attempts are counted with it, as its workers do.
-        environ = {**os.environ, "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts)}
+        nodes = getattr(getattr(spec.rdzv_handler, "_settings", None), "max_nodes", 1)
+        environ = {
+            **os.environ,
+            "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+            "GROUP_WORLD_SIZE": str(nodes),
+        }
         self._outer_id = environ.get(_LAUNCH_ID)
+        self._outer_attempt = environ.pop(_LAUNCH_ATTEMPT, None)
         # A rendezvous id is every worker's run id already; without one the workers must inherit a name from here.
         if run_id == _NO_RUN_ID:
             name = self._outer_id or new_run_id()
@@ -91,15 +104,20 @@ class _AgentRecording:
             environ["TORCHELASTIC_RUN_ID"] = run_id
         values, _ = settings.load(environ)
         identity = identify(values, environ, Role.AGENT)
+        self._first_attempt = identity.attempt
         self._writer: RecordingWriter | None = open_writer(values, identity, layout.CAPACITY_MIN)
         place = place_of(environ)
         if place:
             self.event("place", attributes=place)
         atexit.register(self.close)
 
+    def number_attempt(self, agent: Any) -> None:
+        """Tell the workers that are about to start which attempt they are; the count they get is that of their node."""
+        os.environ[_LAUNCH_ATTEMPT] = str(self._first_attempt + torchelastic.restarts_of(agent))
+
     def note(self, agent: Any, result: Any) -> None:
         """Record how each failed worker ended: `result` is what the agent's own look at its workers gave."""
-        attempt = agent._worker_group.spec.max_restarts - agent._remaining_restarts
+        attempt = self._first_attempt + torchelastic.restarts_of(agent)
         for local_rank, failure in result.failures.items():
             self.event(
                 "worker_ended",
@@ -120,10 +138,11 @@ class _AgentRecording:
         if self._writer is not None:
             writer, self._writer = self._writer, None
             writer.close(monotonic_ns())
-            if self._outer_id is None:
-                os.environ.pop(_LAUNCH_ID, None)
-            else:
-                os.environ[_LAUNCH_ID] = self._outer_id
+            for variable, outer in ((_LAUNCH_ID, self._outer_id), (_LAUNCH_ATTEMPT, self._outer_attempt)):
+                if outer is None:
+                    os.environ.pop(variable, None)
+                else:
+                    os.environ[variable] = outer
 
 
 def _quietly(action: Callable[[], object]) -> None:

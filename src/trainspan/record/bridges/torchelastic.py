@@ -1,7 +1,7 @@
 """What torchelastic says of itself, in the process that launches: how long it takes, its metrics, its events.
 
-    launch          operation: what its agent did; restarts: so far; start_ns, end_ns, ok; node, nodes
-    launch_restart  restarts: so far; reason: `failure`, or `membership`: nodes have come or gone
+    launch          operation: what its agent did; restarts: of the job so far; start_ns, end_ns, ok; node, nodes
+    launch_restart  restarts: with this one; reason: `failure`, or `membership`: there are more or fewer nodes
     launch_metrics  values: what was put into `torch.distributed.elastic.metrics`, by name; the last ones
     launch_event    name, attributes: what was recorded with `torch.distributed.elastic.events`
 
@@ -26,6 +26,8 @@ OPERATIONS: Final = {
     "_exit_barrier": "exit_barrier",
 }
 """Methods of the agent, and what they do."""
+
+_RESTART: Final = "_restart_workers"
 
 MOST_EVENTS: Final = 10_000
 MOST_METRICS: Final = 128
@@ -90,12 +92,15 @@ def install(agent: Any, patches: Patches, tell: Tell) -> Metrics:
         patches: remembers the originals.
         tell: `tell(event, **fields)` appends an event to the recording of the agent that runs, if one does.
     """
+    operations = _Operations(tell)
     for method, operation in OPERATIONS.items():
         owner = _owner_of(agent, method)
         if owner is not None:
-            patches.replace(owner, method, _timed(vars(owner)[method], operation, tell))
+            patches.replace(owner, method, operations.timed(vars(owner)[method], operation))
+    owner = _owner_of(agent, _RESTART)
+    if owner is not None:
+        patches.replace(owner, _RESTART, operations.restarted(vars(owner)[_RESTART]))
     metrics = Metrics(tell)
-    _quietly(lambda: _follow_restarts(agent, patches, tell))
     _quietly(lambda: _follow_metrics(metrics, patches))
     _quietly(lambda: _follow_events(patches, tell))
     return metrics
@@ -106,45 +111,87 @@ def _owner_of(agent: Any, method: str) -> Any:
     return next((base for base in agent.__mro__ if method in vars(base)), None)
 
 
-def _timed(call: Callable[..., Any], operation: str, tell: Tell) -> Callable[..., Any]:
-    def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        start_ns, ok = monotonic_ns(), False
-        try:
-            result = call(self, *args, **kwargs)
-            ok = True
-            return result
-        finally:
-            end_ns = monotonic_ns()
-            _quietly(
-                lambda: tell(
-                    "launch", operation=operation, start_ns=start_ns, end_ns=end_ns, ok=ok, **_situation_of(self)
-                )
-            )
+class _Operations:
+    """What agents do, told when it is done: within a restart at its end, because until then that has no number."""
 
-    return functools.update_wrapper(timed, call)
+    def __init__(self, tell: Tell):
+        self._tell = tell
+        self._held: list[dict[str, Any]] | None = None
+        self._before = False, 0
+
+    def timed(self, call: Callable[..., Any], operation: str) -> Callable[..., Any]:
+        """A method of the agent, followed."""
+
+        def timed(agent: Any, *args: Any, **kwargs: Any) -> Any:
+            start_ns, ok = monotonic_ns(), False
+            try:
+                result = call(agent, *args, **kwargs)
+                ok = True
+                return result
+            finally:
+                done = {"operation": operation, "start_ns": start_ns, "end_ns": monotonic_ns(), "ok": ok}
+                _quietly(lambda: self._done(agent, done))
+
+        return functools.update_wrapper(timed, call)
+
+    def restarted(self, restart: Callable[..., Any]) -> Callable[..., Any]:
+        """The agent's `_restart_workers`, followed."""
+
+        def restart_workers(agent: Any, *args: Any, **kwargs: Any) -> Any:
+            _quietly(lambda: self._begin(agent))
+            try:
+                result = restart(agent, *args, **kwargs)
+                _quietly(lambda: self._began_anew(agent))
+                return result
+            finally:
+                _quietly(lambda: self._release(agent))
+
+        return functools.update_wrapper(restart_workers, restart)
+
+    def _begin(self, agent: Any) -> None:
+        group = agent._worker_group
+        self._held = []
+        self._before = group.state.name == "HEALTHY", group.group_world_size
+
+    def _began_anew(self, agent: Any) -> None:
+        # Healthy workers are stopped because the nodes meet again: there are more or fewer of them, or as many as
+        # before, and then one has lost its workers, or was replaced.
+        healthy, nodes = self._before
+        reason = "membership" if healthy and agent._worker_group.group_world_size != nodes else "failure"
+        self._tell("launch_restart", reason=reason, **_situation_of(agent))
+
+    def _release(self, agent: Any) -> None:
+        held, self._held = self._held or [], None
+        for done in held:
+            self._tell("launch", **done, **_situation_of(agent))
+
+    def _done(self, agent: Any, done: dict[str, Any]) -> None:
+        if self._held is None:
+            self._tell("launch", **done, **_situation_of(agent))
+        else:
+            self._held.append(done)
+
+
+def restarts_of(agent: Any) -> int:
+    """How often the workers of all nodes have been started anew.
+
+    An agent's own count leaves out what another node began, and a node that has joined later begins at 0
+    (pytorch/pytorch#108158). The round of the rendezvous is the same on every node; only a static one has none.
+    """
+    spec = agent._worker_group.spec
+    state = getattr(getattr(spec.rdzv_handler, "_state_holder", None), "state", None)
+    met = getattr(state, "round", None)
+    return met if type(met) is int else spec.max_restarts - agent._remaining_restarts
 
 
 def _situation_of(agent: Any) -> dict[str, Any]:
-    """How often it has restarted its workers, and which node of how many this is; None before it has met the others."""
+    """How often the job has restarted, and which node of how many this is; None before it has met the others."""
     group = agent._worker_group
     return {
-        "restarts": group.spec.max_restarts - agent._remaining_restarts,
+        "restarts": restarts_of(agent),
         "node": group.group_rank,
         "nodes": group.group_world_size,
     }
-
-
-def _follow_restarts(agent: Any, patches: Patches, tell: Tell) -> None:
-    owner = _owner_of(agent, "_restart_workers")
-    restart = vars(owner)["_restart_workers"]
-
-    def restart_workers(self: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
-        # It restarts healthy workers for one reason: other nodes wait to join, or some have gone.
-        reason = "membership" if group.state.name == "HEALTHY" else "failure"
-        _quietly(lambda: tell("launch_restart", reason=reason, **_situation_of(self)))
-        return restart(self, group, *args, **kwargs)
-
-    patches.replace(owner, "_restart_workers", functools.update_wrapper(restart_workers, restart))
 
 
 def _follow_metrics(metrics: Metrics, patches: Patches) -> None:

@@ -1,0 +1,90 @@
+"""Two nodes under torchrun, and a rank dies on one of them: in the next attempt, too, each step is one trace.
+
+The restart count that torchrun gives its workers is their node's (pytorch/pytorch#108158): rank 0 is told 0 again.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.data.training.restarted_nodes import STEPS
+from tests.integration.relayed import (
+    SCRIPTS,
+    TORCHRUN,
+    SpanSeen,
+    by_trace,
+    latest_numbers,
+    spans_of,
+    train_with,
+    wait_for_relay,
+)
+from tests.ports import free_port
+from trainspan.identity import trace_id_of
+from trainspan.testing.otlp_sink import OtlpSink
+
+RUN = "restarted-nodes"
+
+
+@pytest.fixture(scope="module")
+def sink(tmp_path_factory: pytest.TempPathFactory) -> OtlpSink:
+    """What the relays of both nodes sent."""
+    states = [tmp_path_factory.mktemp(f"node{node}") for node in (0, 1)]
+    shared = tmp_path_factory.mktemp("shared")
+    with OtlpSink() as sink:
+        place = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", f"--rdzv-id={RUN}")
+        script = (str(SCRIPTS / "restarted_nodes.py"), str(shared))
+
+        def run_node(node: int) -> None:
+            command = (*TORCHRUN, "--nproc-per-node=1", "--max-restarts=2", *place, *script)
+            ended = train_with(*command, state=states[node], environ=sink.environ)
+            assert ended.exit_code == 0, ended.stderr
+
+        with ThreadPoolExecutor() as nodes:
+            list(nodes.map(run_node, (0, 1)))
+        for state in states:
+            wait_for_relay(state)
+    return sink
+
+
+@pytest.fixture(scope="module")
+def traces(sink: OtlpSink) -> dict[str, list[SpanSeen]]:
+    """The traces, by their id."""
+    return by_trace(spans_of(sink))
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_each_step_is_one_trace_of_both_ranks_in_every_attempt(traces: dict[str, list[SpanSeen]], attempt: int) -> None:
+    """What a restart must not cost is the view that one looks for after a restart."""
+    found = [traces.get(f"{trace_id_of(RUN, attempt, 'step', step):032x}", []) for step in range(STEPS)]
+
+    ranks = [sorted(s.attributes["training.rank"] for s in trace if s.name == "training.rank_step") for trace in found]
+
+    assert ranks == [[0, 1]] * STEPS
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_both_nodes_are_in_the_trace_of_every_attempt(traces: dict[str, list[SpanSeen]], attempt: int) -> None:
+    """With what their launchers did for it, and under the number that everything else of the attempt carries."""
+    trace = traces[f"{trace_id_of(RUN, attempt, 'attempt'):032x}"]
+
+    seen = {(span.name, span.resource["training.node_rank"], span.resource["training.attempt"]) for span in trace}
+
+    expected = {(name, node, attempt) for name in ("training.process", "training.launch") for node in (0, 1)}
+    assert expected <= seen
+
+
+def test_no_id_comes_twice_and_no_attempt_is_missing(traces: dict[str, list[SpanSeen]]) -> None:
+    """Two attempts of one number would be drawn on top of each other."""
+    spans = [span for trace in traces.values() for span in trace]
+
+    ids = [(span.trace, span.span) for span in spans]
+
+    assert len(set(ids)) == len(ids)
+    assert {span.resource["training.attempt"] for span in spans} == {0, 1}
+
+
+def test_restart_is_told_as_one_after_a_failure(sink: OtlpSink) -> None:
+    """The node that tells it has lost no rank itself: its own were healthy when the nodes met again."""
+    told = latest_numbers(sink, "training.restarts")
+
+    assert {reason: count for (*_, reason), count in told.items() if count} == {"failure": 1}
