@@ -206,7 +206,7 @@ VARIABLES = (
         "",
         "use a number from 0",
         "Number of this incarnation of the run; torchrun's own restarts count on from it. "
-        "Unset: from the restart counts of the scheduler and torchrun.",
+        "Unset: from the restart counts of the scheduler and torchrun, or the next that the run folder does not know.",
         _count,
     ),
     Variable(

@@ -81,7 +81,8 @@ ROOMS = {
     RELAY: Room((*FLOOR, ROOT, RECORDING, LAUNCH, RELAY)),
     # In a rank whose user has asked for the SDK there: what the relay speaks with, and nothing else of the relay.
     DISTRO: Room(
-        (*FLOOR, STARTUP, f"{RECORD}.recorder", f"{RECORDING}.places", OTLP, DISTRO), others=("opentelemetry",)
+        (*FLOOR, STARTUP, f"{RECORD}.recorder", f"{RECORDING}.attempts", f"{RECORDING}.places", OTLP, DISTRO),
+        others=("opentelemetry",),
     ),
     REPORT: Room((*FLOOR, ROOT, RECORDING, TIMELINE, GOODPUT, REPORT), others=("rich", "tensorboard")),
     CLI: Room(("trainspan",), others=("rich",)),

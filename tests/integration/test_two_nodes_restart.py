@@ -1,9 +1,11 @@
-"""Two nodes under torchrun, and a rank dies on one of them: in the next attempt, too, each step is one trace.
+"""Two nodes under torchrun, and a rank dies on one of them: in the next attempts, too, each step is one trace.
 
 The restart count that torchrun gives its workers is their node's (pytorch/pytorch#108158): rank 0 is told 0 again.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -23,27 +25,33 @@ from trainspan.identity import trace_id_of
 from trainspan.testing.otlp_sink import OtlpSink
 
 RUN = "restarted-nodes"
+ATTEMPTS = [0, 1, 2]  # the second launch is the third
 
 
 @pytest.fixture(scope="module")
 def sink(tmp_path_factory: pytest.TempPathFactory) -> OtlpSink:
-    """What the relays of both nodes sent."""
-    states = [tmp_path_factory.mktemp(f"node{node}") for node in (0, 1)]
+    """What the relays of both nodes sent of two launches; for the second one, node 1 is a new machine."""
+    first, second, third = (tmp_path_factory.mktemp("node") for _ in range(3))
     shared = tmp_path_factory.mktemp("shared")
     with OtlpSink() as sink:
-        place = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", f"--rdzv-id={RUN}")
-        script = (str(SCRIPTS / "restarted_nodes.py"), str(shared))
-
-        def run_node(node: int) -> None:
-            command = (*TORCHRUN, "--nproc-per-node=1", "--max-restarts=2", *place, *script)
-            ended = train_with(*command, state=states[node], environ=sink.environ)
-            assert ended.exit_code == 0, ended.stderr
-
-        with ThreadPoolExecutor() as nodes:
-            list(nodes.map(run_node, (0, 1)))
-        for state in states:
-            wait_for_relay(state)
+        for states in ((first, second), (first, third)):
+            _launch(states, shared, sink)
     return sink
+
+
+def _launch(states: Sequence[Path], shared: Path, sink: OtlpSink) -> None:
+    place = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", f"--rdzv-id={RUN}")
+    script = (str(SCRIPTS / "restarted_nodes.py"), str(shared))
+
+    def run_node(state: Path) -> None:
+        command = (*TORCHRUN, "--nproc-per-node=1", "--max-restarts=2", *place, *script)
+        ended = train_with(*command, state=state, environ=sink.environ)
+        assert ended.exit_code == 0, ended.stderr
+
+    with ThreadPoolExecutor() as nodes:
+        list(nodes.map(run_node, states))
+    for state in states:
+        wait_for_relay(state)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +60,7 @@ def traces(sink: OtlpSink) -> dict[str, list[SpanSeen]]:
     return by_trace(spans_of(sink))
 
 
-@pytest.mark.parametrize("attempt", [0, 1])
+@pytest.mark.parametrize("attempt", ATTEMPTS)
 def test_each_step_is_one_trace_of_both_ranks_in_every_attempt(traces: dict[str, list[SpanSeen]], attempt: int) -> None:
     """What a restart must not cost is the view that one looks for after a restart."""
     found = [traces.get(f"{trace_id_of(RUN, attempt, 'step', step):032x}", []) for step in range(STEPS)]
@@ -62,7 +70,7 @@ def test_each_step_is_one_trace_of_both_ranks_in_every_attempt(traces: dict[str,
     assert ranks == [[0, 1]] * STEPS
 
 
-@pytest.mark.parametrize("attempt", [0, 1])
+@pytest.mark.parametrize("attempt", ATTEMPTS)
 def test_both_nodes_are_in_the_trace_of_every_attempt(traces: dict[str, list[SpanSeen]], attempt: int) -> None:
     """With what their launchers did for it, and under the number that everything else of the attempt carries."""
     trace = traces[f"{trace_id_of(RUN, attempt, 'attempt'):032x}"]
@@ -80,11 +88,11 @@ def test_no_id_comes_twice_and_no_attempt_is_missing(traces: dict[str, list[Span
     ids = [(span.trace, span.span) for span in spans]
 
     assert len(set(ids)) == len(ids)
-    assert {span.resource["training.attempt"] for span in spans} == {0, 1}
+    assert {span.resource["training.attempt"] for span in spans} == set(ATTEMPTS)
 
 
-def test_restart_is_told_as_one_after_a_failure(sink: OtlpSink) -> None:
-    """The node that tells it has lost no rank itself: its own were healthy when the nodes met again."""
+def test_restart_is_told_as_one_after_a_failure_and_a_launch_as_planned(sink: OtlpSink) -> None:
+    """The node that tells it has lost no rank itself. The second launch follows on ranks that had all ended well."""
     told = latest_numbers(sink, "training.restarts")
 
-    assert {reason: count for (*_, reason), count in told.items() if count} == {"failure": 1}
+    assert {reason: count for (*_, reason), count in told.items() if count} == {"failure": 1, "planned": 1}

@@ -70,7 +70,7 @@ def told() -> Iterator[Told]:
     """What was told, with the agent and torchelastic followed."""
     heard: Told = []
     patches = Patches()
-    bridge.install(Agent, patches, lambda name, /, **fields: heard.append((name, fields)))
+    bridge.install(Agent, patches, lambda name, /, **fields: heard.append((name, fields)), bridge.restarts_of)
     yield heard
     patches.undo()
 
@@ -94,7 +94,7 @@ def test_what_the_agent_does_is_timed(told: Told) -> None:
     assert workers == {0: "group"}
     assert name == "launch"
     assert fields.pop("start_ns") <= fields.pop("end_ns")
-    assert fields == {"operation": "start_workers", "ok": True, "restarts": 2, "node": 1, "nodes": 2}
+    assert fields == {"operation": "start_workers", "ok": True, "attempt": 2, "node": 1, "nodes": 2}
 
 
 def test_rendezvous_that_fails_is_told_and_reaches_the_agent(told: Told) -> None:
@@ -116,7 +116,7 @@ def test_restart_is_told_with_its_reason(told: Told, state: str, nodes: int, rea
     answer = agent._restart_workers(agent._worker_group)
 
     assert answer == "restarted"
-    assert told[0] == ("launch_restart", {"reason": reason, "restarts": 1, "node": 1, "nodes": nodes})
+    assert told[0] == ("launch_restart", {"reason": reason, "attempt": 1, "node": 1, "nodes": nodes})
     assert [fields["operation"] for _, fields in told[1:]] == ["stop_workers", "rendezvous"]
 
 
@@ -127,7 +127,7 @@ def test_round_of_the_rendezvous_counts_and_a_restart_is_the_round_it_leads_to(t
     agent._restart_workers(agent._worker_group)
     agent._start_workers("group")
 
-    assert [(fields.get("operation"), fields["restarts"]) for _, fields in told] == [
+    assert [(fields.get("operation"), fields["attempt"]) for _, fields in told] == [
         (None, 5),
         ("stop_workers", 5),
         ("rendezvous", 5),

@@ -10,12 +10,12 @@ from trainspan.identity import span_id_of, trace_id_of
 from trainspan.relay.signals.launches import MOST_LAUNCHES, launch_record, launch_span
 from trainspan.relay.timeline.launches import Launch, Launches, LaunchEvent
 
-DONE = {"event": "launch", "operation": "rendezvous", "restarts": 1, "start_ns": 1000, "end_ns": 3000, "ok": True}
+DONE = {"event": "launch", "operation": "rendezvous", "attempt": 1, "start_ns": 1000, "end_ns": 3000, "ok": True}
 
 
-def taken(*events: dict[str, Any], first_attempt: int = 0) -> Launches:
+def taken(*events: dict[str, Any]) -> Launches:
     """What is made of these events."""
-    launches = Launches(first_attempt)
+    launches = Launches()
     for event in events:
         launches.take(event)
     return launches
@@ -23,7 +23,7 @@ def taken(*events: dict[str, Any], first_attempt: int = 0) -> Launches:
 
 def test_time_is_summed_by_operation() -> None:
     """A counter of seconds, over all attempts."""
-    launches = taken(DONE, {**DONE, "restarts": 2}, {**DONE, "operation": "stop_workers"})
+    launches = taken(DONE, {**DONE, "attempt": 2}, {**DONE, "operation": "stop_workers"})
 
     assert launches.time_s() == {"rendezvous": 4e-6, "stop_workers": 2e-6}
     assert [done.attempt for done in launches.done] == [1, 2, 1]
@@ -37,9 +37,9 @@ def test_what_comes_after_the_attempt_is_counted_and_has_no_span() -> None:
     assert launches.time_s() == {"exit_barrier": 2e-6}
 
 
-def test_attempts_go_on_from_the_first() -> None:
-    """A job that was queued again has used up some."""
-    launches = taken(DONE, {"event": "launch_restart", "restarts": 2, "reason": "membership"}, first_attempt=4)
+def test_what_was_done_and_why_is_kept_by_attempt() -> None:
+    """The relay has a trace for each attempt, and a restart is counted with its reason."""
+    launches = taken({**DONE, "attempt": 5}, {"event": "launch_restart", "attempt": 6, "reason": "membership"})
 
     assert launches.done == [Launch("rendezvous", 5, 1000, 3000, True, None, 1)]
     assert launches.reasons == {6: "membership"}
@@ -50,14 +50,14 @@ def test_attempts_go_on_from_the_first() -> None:
     [
         {},
         {"operation": "mine"},
-        {"restarts": None},
-        {"restarts": -1},
-        {"restarts": 1 << 40},
+        {"attempt": None},
+        {"attempt": -1},
+        {"attempt": 1 << 40},
         {"start_ns": "1000"},
         {"start_ns": 4000},
         {"end_ns": 1 << 63},
         {"event": "launch_restart", "reason": "mine"},
-        {"event": "launch_restart", "reason": "failure", "restarts": True},
+        {"event": "launch_restart", "reason": "failure", "attempt": True},
         {"event": "launch_metrics", "values": [1]},
         {"event": "launch_metrics", "values": {"a": "text", "b": True, "c": None}},
         {"event": "launch_event", "name": 7, "ts": 1},
@@ -77,7 +77,7 @@ def test_nonsense_is_left_out(event: dict[str, Any]) -> None:
 
 def test_launch_waits_until_its_attempt_is_known() -> None:
     """A trace without its root is shown with a warning: an attempt may have no rank."""
-    launches = taken(DONE, {**DONE, "restarts": 2})
+    launches = taken(DONE, {**DONE, "attempt": 2})
 
     first, second = launches.take_done({1}), launches.take_done({1})
     later = launches.take_done({1, 2})

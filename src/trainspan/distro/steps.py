@@ -21,6 +21,7 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan, SpanCont
 from trainspan import settings, startup
 from trainspan.guard import warn_once
 from trainspan.identity import Identity, identify, is_named, span_id_of, trace_id_of
+from trainspan.recording import attempts
 from trainspan.role import Role
 from trainspan.sampling import sampling_from
 
@@ -144,8 +145,9 @@ def current_step(*, named: bool = False) -> CurrentStep:
 
 def identity_by_environment() -> Identity | None:
     """Who this process is, if a launcher, a scheduler or the user names the run; None if that is known later."""
-    found = identify(settings.load(os.environ)[0], os.environ, Role.RANK)
-    return found if is_named(found, os.environ) else None
+    values = settings.load(os.environ)[0]
+    found = identify(values, os.environ, Role.RANK)
+    return attempts.numbered(found, values, os.environ, begins=False) if is_named(found, os.environ) else None
 
 
 def follow_steps() -> None:

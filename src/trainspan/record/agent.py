@@ -20,12 +20,14 @@ from trainspan.placement import place_of
 from trainspan.record.bridges import torchelastic
 from trainspan.record.patches import Patches
 from trainspan.record.recorder import open_writer
-from trainspan.recording import layout
+from trainspan.recording import attempts, layout
+from trainspan.recording.places import run_folder
 from trainspan.recording.writer import RecordingWriter
 from trainspan.role import Role
 
 _LAUNCH_ID = "TRAINSPAN_LAUNCH_ID"
 _LAUNCH_ATTEMPT = "TRAINSPAN_LAUNCH_ATTEMPT"
+_FIRST_ATTEMPT = "trainspan/first_attempt"
 _NO_RUN_ID = "none"  # torchrun's default, the same for every job
 
 
@@ -36,6 +38,7 @@ def agent_imported() -> None:
     make = vars(LocalElasticAgent)["__init__"]
     monitor = vars(LocalElasticAgent)["_monitor_workers"]
     start = vars(LocalElasticAgent)["_start_workers"]
+    assign = LocalElasticAgent._assign_worker_ranks
     run = LocalElasticAgent.run
     agents: list[_AgentRecording] = []
     launches = count(1)
@@ -61,6 +64,12 @@ def agent_imported() -> None:
         _quietly(lambda: agents[-1].note(self, result) if agents else None)
         return result
 
+    def assign_worker_ranks(self: Any, store: Any, *args: Any, **kwargs: Any) -> Any:
+        _quietly(lambda: agents[-1].propose(self, store) if agents else None)
+        workers = assign(self, store, *args, **kwargs)
+        _quietly(lambda: agents[-1].settle(store) if agents else None)
+        return workers
+
     def start_workers(self: Any, *args: Any, **kwargs: Any) -> Any:
         _quietly(lambda: agents[-1].number_attempt(self) if agents else None)
         return start(self, *args, **kwargs)
@@ -69,8 +78,12 @@ def agent_imported() -> None:
         if agents:
             agents[-1].event(name, **fields)
 
+    def attempt_of(agent: Any) -> int:
+        return agents[-1].attempt_of(agent) if agents else 0
+
+    LocalElasticAgent._assign_worker_ranks = assign_worker_ranks
     LocalElasticAgent._start_workers = start_workers
-    metrics = torchelastic.install(LocalElasticAgent, Patches(), tell)
+    metrics = torchelastic.install(LocalElasticAgent, Patches(), tell, attempt_of)
     LocalElasticAgent.__init__ = make_agent
     LocalElasticAgent.run = run_agent
     LocalElasticAgent._monitor_workers = monitor_workers
@@ -104,20 +117,49 @@ class _AgentRecording:
             environ["TORCHELASTIC_RUN_ID"] = run_id
         values, _ = settings.load(environ)
         identity = identify(values, environ, Role.AGENT)
-        self._first_attempt = identity.attempt
+        self._folder = run_folder(settings.state_dir(values, environ), identity.run)
+        # Nothing is to be found out where the user has given the number, or the run's name is new.
+        self._counts = values.attempt is None and identity.launcher != "trainspan"
+        if self._counts:
+            identity = identity._replace(attempt=max(identity.attempt, attempts.next_of(self._folder)))
+        self._first = identity.attempt
         self._writer: RecordingWriter | None = open_writer(values, identity, layout.CAPACITY_MIN)
         place = place_of(environ)
         if place:
             self.event("place", attributes=place)
         atexit.register(self.close)
 
+    def attempt_of(self, agent: Any) -> int:
+        """The attempt that the agent has last met the others for."""
+        return self._first + torchelastic.restarts_of(agent)
+
+    def propose(self, agent: Any, store: Any) -> None:
+        """Say in the store by which the nodes have met what this one knows: who shares no disk knows other numbers."""
+        if not self._counts or torchelastic.restarts_of(agent) > 0:
+            return  # who joins later is told
+        said = self._say_first(store, "")
+        while said < self._first and _nodes_wait_for_each_other():
+            said = self._say_first(store, str(said))
+
+    def settle(self, store: Any) -> None:
+        """Take over the highest number that was said, now that every node has come past `propose`."""
+        if self._counts:
+            self._first = self._say_first(store, "")
+
+    def _say_first(self, store: Any, instead_of: str) -> int:
+        # The store below that of the round: what is said in it stays.
+        return int(getattr(store, "underlying_store", store).compare_set(_FIRST_ATTEMPT, instead_of, str(self._first)))
+
     def number_attempt(self, agent: Any) -> None:
         """Tell the workers that are about to start which attempt they are; the count they get is that of their node."""
-        os.environ[_LAUNCH_ATTEMPT] = str(self._first_attempt + torchelastic.restarts_of(agent))
+        attempt = self.attempt_of(agent)
+        os.environ[_LAUNCH_ATTEMPT] = str(attempt)
+        if self._counts:
+            attempts.take(self._folder, attempt)
 
     def note(self, agent: Any, result: Any) -> None:
         """Record how each failed worker ended: `result` is what the agent's own look at its workers gave."""
-        attempt = self._first_attempt + torchelastic.restarts_of(agent)
+        attempt = self.attempt_of(agent)
         for local_rank, failure in result.failures.items():
             self.event(
                 "worker_ended",
@@ -143,6 +185,11 @@ class _AgentRecording:
                     os.environ.pop(variable, None)
                 else:
                     os.environ[variable] = outer
+
+
+def _nodes_wait_for_each_other() -> bool:
+    """Whether no node is given its ranks before all have come for theirs: torchelastic does so unless told not to."""
+    return os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL", "0") != "1"
 
 
 def _quietly(action: Callable[[], object]) -> None:

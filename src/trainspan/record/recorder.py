@@ -29,7 +29,7 @@ from trainspan.record.captures import Captures
 from trainspan.record.checkpoints import Notes
 from trainspan.record.marker import Marker
 from trainspan.record.spans import SpanTeller
-from trainspan.recording import layout, places, worlds
+from trainspan.recording import attempts, layout, places, worlds
 from trainspan.recording.writer import RecordingWriter
 from trainspan.role import RANK_PID, Role
 from trainspan.settings import Settings, load, state_dir
@@ -230,7 +230,8 @@ class Recorder:
         launch_id = load(os.environ)[0].launch_id or self.settings.launch_id
         identity = identify(replace(self.settings, launch_id=launch_id), os.environ, Role.RANK, self._world)
         if is_named(identity, os.environ):
-            return identity
+            by_script = launched.parent_by_multiprocessing() is not None
+            return identity if by_script else attempts.numbered(identity, self.settings, os.environ, begins=True)
         place = place_of_world(os.environ) if self._world is None else self._world.place
         try:
             state, parent = state_dir(self.settings, os.environ), launched.parent_process()

@@ -21,7 +21,7 @@ class Launcher:
     def __init__(self, reader: RecordingReader, environ: Mapping[str, str]):
         identity = reader.identity
         self.source = RankSource(identity, reader.anchor, rank_resource(identity, environ))
-        self.launches = Launches(identity.attempt)
+        self.launches = Launches()
         self.place: dict[str, str] = {}
 
     def take(self, event: Mapping[str, Any]) -> None:

@@ -5,8 +5,9 @@ from typing import Final
 
 from trainspan import identity
 from trainspan.cli.checks.finding import Finding
+from trainspan.recording import attempts, places
 from trainspan.role import Role
-from trainspan.settings import Settings
+from trainspan.settings import Settings, state_dir
 
 AREA: Final = "job"
 
@@ -24,6 +25,9 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Who launches here, and whether recording is on."""
     yield _switch(settings)
     who = identity.identify(settings, environ, Role.RANK)
+    if attempts.is_open(who, settings, environ):
+        folder = places.run_folder(state_dir(settings, environ), who.run)
+        who = who._replace(attempt=max(who.attempt, attempts.next_of(folder)))
     by = _SEEN_BY.get(who.launcher)
     facts = {"launcher": who.launcher, "run": who.run if by else None, "rank": who.rank, "world_size": who.world_size}
     if by:

@@ -1,7 +1,7 @@
 """What torchelastic says of itself, in the process that launches: how long it takes, its metrics, its events.
 
-    launch          operation: what its agent did; restarts: of the job so far; start_ns, end_ns, ok; node, nodes
-    launch_restart  restarts: with this one; reason: `failure`, or `membership`: there are more or fewer nodes
+    launch          operation: what its agent did; attempt: for which; start_ns, end_ns, ok; node, nodes
+    launch_restart  attempt: that has begun; reason: `failure`, or `membership`: there are more or fewer nodes
     launch_metrics  values: what was put into `torch.distributed.elastic.metrics`, by name; the last ones
     launch_event    name, attributes: what was recorded with `torch.distributed.elastic.events`
 
@@ -84,15 +84,16 @@ class Metrics:
             self._tell("launch_metrics", values=values)
 
 
-def install(agent: Any, patches: Patches, tell: Tell) -> Metrics:
+def install(agent: Any, patches: Patches, tell: Tell, attempt_of: Callable[[Any], int]) -> Metrics:
     """Follow every agent of this class, and what it says; the metrics, to be flushed at an agent's end.
 
     Args:
         agent: the class.
         patches: remembers the originals.
         tell: `tell(event, **fields)` appends an event to the recording of the agent that runs, if one does.
+        attempt_of: the number of the attempt that an agent has last met the others for.
     """
-    operations = _Operations(tell)
+    operations = _Operations(tell, attempt_of)
     for method, operation in OPERATIONS.items():
         owner = _owner_of(agent, method)
         if owner is not None:
@@ -114,8 +115,9 @@ def _owner_of(agent: Any, method: str) -> Any:
 class _Operations:
     """What agents do, told when it is done: within a restart at its end, because until then that has no number."""
 
-    def __init__(self, tell: Tell):
+    def __init__(self, tell: Tell, attempt_of: Callable[[Any], int]):
         self._tell = tell
+        self._attempt_of = attempt_of
         self._held: list[dict[str, Any]] | None = None
         self._before = False, 0
 
@@ -158,18 +160,23 @@ class _Operations:
         # before, and then one has lost its workers, or was replaced.
         healthy, nodes = self._before
         reason = "membership" if healthy and agent._worker_group.group_world_size != nodes else "failure"
-        self._tell("launch_restart", reason=reason, **_situation_of(agent))
+        self._tell("launch_restart", reason=reason, **self._situation_of(agent))
 
     def _release(self, agent: Any) -> None:
         held, self._held = self._held or [], None
         for done in held:
-            self._tell("launch", **done, **_situation_of(agent))
+            self._tell("launch", **done, **self._situation_of(agent))
 
     def _done(self, agent: Any, done: dict[str, Any]) -> None:
         if self._held is None:
-            self._tell("launch", **done, **_situation_of(agent))
+            self._tell("launch", **done, **self._situation_of(agent))
         else:
             self._held.append(done)
+
+    def _situation_of(self, agent: Any) -> dict[str, Any]:
+        """The attempt, and which node of how many this is; None before it has met the others."""
+        group = agent._worker_group
+        return {"attempt": self._attempt_of(agent), "node": group.group_rank, "nodes": group.group_world_size}
 
 
 def restarts_of(agent: Any) -> int:
@@ -182,16 +189,6 @@ def restarts_of(agent: Any) -> int:
     state = getattr(getattr(spec.rdzv_handler, "_state_holder", None), "state", None)
     met = getattr(state, "round", None)
     return met if type(met) is int else spec.max_restarts - agent._remaining_restarts
-
-
-def _situation_of(agent: Any) -> dict[str, Any]:
-    """How often the job has restarted, and which node of how many this is; None before it has met the others."""
-    group = agent._worker_group
-    return {
-        "restarts": restarts_of(agent),
-        "node": group.group_rank,
-        "nodes": group.group_world_size,
-    }
 
 
 def _follow_metrics(metrics: Metrics, patches: Patches) -> None:

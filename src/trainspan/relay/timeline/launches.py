@@ -11,7 +11,7 @@ AFTER_ALL: Final = "exit_barrier"
 
 REASONS: Final = ("failure", "membership")
 MOST_METRICS: Final = 128
-MOST_RESTARTS: Final = 100_000
+MOST_ATTEMPT: Final = 1 << 31
 
 _S: Final = 1_000_000_000
 
@@ -42,9 +42,6 @@ class LaunchEvent(NamedTuple):
 class Launches:
     """What one launcher has told.
 
-    Args:
-        first_attempt: number of the attempt that it starts before any restart.
-
     Attributes:
         done: what it did, until somebody takes it; `events`: likewise.
         time_ns: what that took, by operation.
@@ -53,14 +50,13 @@ class Launches:
         metrics: the last value of what was put into torchelastic's metrics, by name.
     """
 
-    def __init__(self, first_attempt: int):
+    def __init__(self) -> None:
         self.done: list[Launch] = []
         self.events: list[LaunchEvent] = []
         self.time_ns: dict[str, int] = {}
         self.began_ns: dict[int, int] = {}
         self.reasons: dict[int, str] = {}
         self.metrics: dict[str, float] = {}
-        self._first_attempt = first_attempt
         self._takers = {
             "launch": self._take_launch,
             "launch_restart": self._take_restart,
@@ -90,7 +86,7 @@ class Launches:
         return {operation: time_ns / _S for operation, time_ns in self.time_ns.items()}
 
     def _take_launch(self, event: Mapping[str, Any]) -> None:
-        operation, attempt = event.get("operation"), self._attempt_of(event)
+        operation, attempt = event.get("operation"), _attempt_of(event)
         start_ns, end_ns = _count(event.get("start_ns")), _count(event.get("end_ns"))
         if operation not in OPERATIONS or attempt is None or start_ns is None or end_ns is None or end_ns < start_ns:
             return
@@ -101,7 +97,7 @@ class Launches:
         self.time_ns[operation] = self.time_ns.get(operation, 0) + end_ns - start_ns
 
     def _take_restart(self, event: Mapping[str, Any]) -> None:
-        attempt, reason = self._attempt_of(event), event.get("reason")
+        attempt, reason = _attempt_of(event), event.get("reason")
         if attempt is not None and reason in REASONS:
             self.reasons[attempt] = reason
 
@@ -119,9 +115,10 @@ class Launches:
         if at_ns is not None:
             self.events.append(LaunchEvent(name, at_ns, attributes_of(event)))
 
-    def _attempt_of(self, event: Mapping[str, Any]) -> int | None:
-        restarts = _count(event.get("restarts"))
-        return None if restarts is None or restarts > MOST_RESTARTS else self._first_attempt + restarts
+
+def _attempt_of(event: Mapping[str, Any]) -> int | None:
+    attempt = _count(event.get("attempt"))
+    return None if attempt is None or attempt > MOST_ATTEMPT else attempt
 
 
 def _count(value: Any) -> int | None:

@@ -1,0 +1,105 @@
+"""The next attempt of a run has a number that none before it had, and that nobody beside it gets."""
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from trainspan.identity import Identity, identify
+from trainspan.recording import attempts
+from trainspan.role import Role
+from trainspan.settings import load
+
+RUN = {"TRAINSPAN_RUN_ID": "llama-7"}
+TORCHRUN = {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "3", "WORLD_SIZE": "1", "RANK": "0"}
+
+
+def numbered(state: Path, environ: dict[str, str], pid: int, *, begins: bool = True) -> Identity:
+    """Who a process of that environment is, once it has asked for its number."""
+    everything = {**environ, "TRAINSPAN_DIR": str(state)}
+    settings, _ = load(everything)
+    identity = identify(settings, everything, Role.RANK)._replace(pid=pid)
+    return attempts.numbered(identity, settings, everything, begins=begins)
+
+
+def launched(state: Path, environ: dict[str, str]) -> list[int]:
+    """The numbers that three launches after another get."""
+    return [numbered(state, environ, pid).attempt for pid in (1001, 1002, 1003)]
+
+
+def test_launches_of_a_named_run_count_up(tmp_path: Path) -> None:
+    """`TRAINSPAN_RUN_ID=llama-7 python train.py`, again and again, is what people do."""
+    assert launched(tmp_path, RUN) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {**RUN, "TRAINSPAN_ATTEMPT": "4"},
+        {**RUN, **TORCHRUN, "TRAINSPAN_LAUNCH_ATTEMPT": "4"},
+    ],
+    ids=["given", "by the agent"],
+)
+def test_number_that_somebody_has_given_stays(tmp_path: Path, environ: dict[str, str]) -> None:
+    """Who counts, counts."""
+    assert launched(tmp_path, environ) == [4, 4, 4]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{}, {"TRAINSPAN_LAUNCH_ID": "20261122-1"}, {**RUN, "RANK": "1", "WORLD_SIZE": "2"}, {**RUN, **TORCHRUN}],
+    ids=["nameless", "named by us", "one of two ranks", "without an agent that tells"],
+)
+def test_who_does_not_decide_alone_finds_nothing_out(tmp_path: Path, environ: dict[str, str]) -> None:
+    """Ranks side by side would each find another number; a new name has no attempts."""
+    assert launched(tmp_path, environ) == [0, 0, 0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_process_is_one_attempt_however_often_it_asks(tmp_path: Path) -> None:
+    """It may open more than one recording, and spans of its own ask before the first."""
+    before = numbered(tmp_path, RUN, 1001, begins=False).attempt
+
+    assert [numbered(tmp_path, RUN, 1001, begins=begins).attempt for begins in (True, False, True)] == [before] * 3
+
+
+def test_process_that_may_never_train_takes_no_number(tmp_path: Path) -> None:
+    """A preprocessing script of the same job makes no run."""
+    assert [numbered(tmp_path, RUN, pid, begins=False).attempt for pid in (1001, 1002)] == [0, 0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_schedulers_count_is_the_least(tmp_path: Path) -> None:
+    """A job that was queued again on a node which knows nothing of it is no first attempt; nor is the next job."""
+    requeued = {**RUN, "SLURM_RESTART_COUNT": "2"}
+
+    assert numbered(tmp_path, requeued, 1001).attempt == 2
+    assert numbered(tmp_path, requeued, 1002).attempt == 3
+    assert numbered(tmp_path, RUN, 1003).attempt == 4
+
+
+def test_folder_that_cannot_be_used_keeps_nobody_from_training(tmp_path: Path) -> None:
+    """Who then records says what is wrong with it."""
+    (tmp_path / "runs").write_text("no folder")
+
+    assert numbered(tmp_path, RUN, 1001).attempt == 0
+
+
+def test_other_files_in_the_folder_count_for_nothing(tmp_path: Path) -> None:
+    """An editor's, a file system's, an attacker's."""
+    folder = tmp_path / "attempts"
+    folder.mkdir(mode=0o700)
+    for name in ("3", "12.swp", ".nfs0001", "²", "-5", "9" * 50):
+        (folder / name).touch()
+
+    assert attempts.next_of(tmp_path) == 4
+
+
+def test_number_is_taken_once(tmp_path: Path) -> None:
+    """Eight processes that begin at once are eight attempts."""
+    with ProcessPoolExecutor(8, mp_context=multiprocessing.get_context("fork")) as processes:
+        taken = list(processes.map(attempts.take_next, [tmp_path] * 32, [0] * 32))
+
+    assert sorted(taken) == list(range(32))
