@@ -294,7 +294,11 @@ SPAN_ATTRIBUTES = (
     Name(PHASE, "What the rank was doing; one of the phases."),
     Name(MICROBATCHES, "Backward passes in the step."),
     Name(SAMPLED_BECAUSE, "Why this step has a trace."),
-    Name(END_REASON, "How the process ended."),
+    Name(
+        END_REASON,
+        "How the process ended: `closed` in good order; left by an `exception`; `exited` with a code other than 0; "
+        "`died` without a word; `stopped` by its launcher, because of something else.",
+    ),
     Name(FIRST_STEP, "First step of a segment."),
     Name(LAST_STEP, "Last step of a segment, or of a process."),
     Name(DEVICE_START, "When the device began with the phase, in s from its beginning of the step."),
@@ -404,7 +408,7 @@ METRIC_ATTRIBUTES = (
 EVENTS = (
     Name(EVENT_STARTED, "The first step of a rank has ended; with what is trained as attributes."),
     Name(EVENT_EXCEPTION, "An exception left the training script."),
-    Name(EVENT_DIED, "A process ended without closing its recording."),
+    Name(EVENT_DIED, "A process ended before its work was done, and no exception says why."),
     Name(EVENT_CONFIGURED, "The script has told of itself, with `trainspan.configure`."),
     Name(EVENT_OUT_OF_MEMORY, "An allocation on the device failed, whether the script went on or not."),
     Name(EVENT_STALLED, "A rank gives no sign; its time is when that began, so the first of several comes first."),

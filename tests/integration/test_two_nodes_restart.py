@@ -22,7 +22,7 @@ from tests.integration.relayed import (
 )
 from tests.ports import free_port
 from trainspan.identity import trace_id_of
-from trainspan.testing.otlp_sink import OtlpSink
+from trainspan.testing.otlp_sink import OtlpSink, attributes_of
 
 RUN = "restarted-nodes"
 ATTEMPTS = [0, 1, 2]  # the second launch is the third
@@ -89,6 +89,20 @@ def test_no_id_comes_twice_and_no_attempt_is_missing(traces: dict[str, list[Span
 
     assert len(set(ids)) == len(ids)
     assert {span.resource["training.attempt"] for span in spans} == set(ATTEMPTS)
+
+
+def test_rank_that_failed_is_told_from_the_one_that_was_stopped_for_it(sink: OtlpSink) -> None:
+    """The first closes in good order and exits with a code; the other, of which nothing was wrong, is killed."""
+    told = [item.item for item in sink.logs() if item.item.event_name == "training.died"]
+
+    by_rank = {attributes_of(record.attributes)["training.rank"]: record for record in told}
+    ends = {
+        rank: (attributes_of(record.attributes)["training.end.reason"], record.body.string_value)
+        for rank, record in by_rank.items()
+    }
+    assert {rank: reason for rank, (reason, _) in ends.items()} == {0: "stopped", 1: "exited"}
+    assert ends[0][1].startswith("process ended by SIGTERM of its launcher in ")
+    assert ends[1][1].startswith("process ended by exit code 3 in ")
 
 
 def test_restart_is_told_as_one_after_a_failure_and_a_launch_as_planned(sink: OtlpSink) -> None:

@@ -96,6 +96,9 @@ def test_slow_step_has_a_trace_only_if_it_was_sampled() -> None:
         (("exception", "closed"), "failed"),
         (("running", "closed"), "running"),
         (("running", "died"), "running"),
+        (("closed", "exited"), "failed"),
+        (("stopped", "stopped"), "stopped"),
+        (("stopped", "died"), "failed"),
     ],
 )
 def test_state_of_a_run_follows_from_how_its_ranks_ended(endings: tuple[str, str], state: str) -> None:
@@ -109,6 +112,16 @@ def test_state_of_a_run_follows_from_how_its_ranks_ended(endings: tuple[str, str
 
     assert report.state == state
     assert report.silent_s == (1.0 if state == "running" else None)
+
+
+def test_rank_that_its_launcher_stopped_is_no_failure() -> None:
+    """Whoever reads the first line goes to look at that rank's host."""
+    stopped = rank_of(0, [PLAIN_MS], world_size=2, ending=Ending("stopped", START_UNIX_NS + 4 * S, cause="SIGTERM"))
+    exited = rank_of(1, [PLAIN_MS], world_size=2, ending=Ending("exited", START_UNIX_NS + 5 * S, cause="exit code 3"))
+
+    report = build_report(run_of(stopped, exited), FOLDER, 0.0)
+
+    assert [rank.rank for rank in report.failures] == [1]
 
 
 def test_restart_counts_the_steps_of_both_attempts_and_judges_the_last() -> None:

@@ -11,7 +11,7 @@ from trainspan.names import Phase
 from trainspan.relay.timeline.rank_summary import Ending
 from trainspan.relay.timeline.summary import Summary
 from trainspan.report.build import build_report
-from trainspan.report.render import WIDTH, console_for, render
+from trainspan.report.render import WIDTH, console_for, how_it_ended, render
 
 LATE_MS = {**PLAIN_MS, Phase.DATA_WAIT: 900}
 WAITS_FOR_LATE_MS = {**PLAIN_MS, Phase.BACKWARD: 1100}
@@ -277,6 +277,21 @@ def test_report_without_a_step_shows_where_the_time_went() -> None:
     assert text.splitlines()[0] == "rank 0 ended before its first step (SIGKILL)"
     assert "Phases" not in text
     assert "  init        3.00 s  75.0 %" in text
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        (Ending("exited", START_UNIX_NS, "other", 3, "exit code 3"), "ended in other of step 3 (exit code 3)"),
+        (Ending("stopped", START_UNIX_NS, "backward", 3, "SIGTERM"), "stopped in backward of step 3 (SIGTERM)"),
+    ],
+    ids=["exited", "stopped"],
+)
+def test_words_for_an_end_that_only_the_launcher_knows(ending: Ending, said: str) -> None:
+    """`finished` would be the opposite of what a user sees in the log of the job."""
+    report = build_report(run_of(rank_of(0, [PLAIN_MS], ending=ending)), Path("run"), 0.0)
+
+    assert how_it_ended(report.ranks[0]) == said
 
 
 def test_dead_ranks_are_red_on_a_terminal() -> None:

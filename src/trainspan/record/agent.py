@@ -8,6 +8,8 @@ import atexit
 import os
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
+from signal import Signals
 from time import monotonic_ns
 from typing import Any
 
@@ -38,6 +40,7 @@ def agent_imported() -> None:
     make = vars(LocalElasticAgent)["__init__"]
     monitor = vars(LocalElasticAgent)["_monitor_workers"]
     start = vars(LocalElasticAgent)["_start_workers"]
+    shut_down = vars(LocalElasticAgent)["_shutdown"]
     assign = LocalElasticAgent._assign_worker_ranks
     run = LocalElasticAgent.run
     agents: list[_AgentRecording] = []
@@ -74,6 +77,10 @@ def agent_imported() -> None:
         _quietly(lambda: agents[-1].number_attempt(self) if agents else None)
         return start(self, *args, **kwargs)
 
+    def shut_workers_down(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _quietly(lambda: agents[-1].note_stop(self, *args, **kwargs) if agents else None)
+        return shut_down(self, *args, **kwargs)
+
     def tell(name: str, /, **fields: Any) -> None:
         if agents:
             agents[-1].event(name, **fields)
@@ -83,6 +90,7 @@ def agent_imported() -> None:
 
     LocalElasticAgent._assign_worker_ranks = assign_worker_ranks
     LocalElasticAgent._start_workers = start_workers
+    LocalElasticAgent._shutdown = shut_workers_down
     metrics = torchelastic.install(LocalElasticAgent, Patches(), tell, attempt_of)
     LocalElasticAgent.__init__ = make_agent
     LocalElasticAgent.run = run_agent
@@ -158,17 +166,19 @@ class _AgentRecording:
             attempts.take(self._folder, attempt)
 
     def note(self, agent: Any, result: Any) -> None:
-        """Record how each failed worker ended: `result` is what the agent's own look at its workers gave."""
-        attempt = self.attempt_of(agent)
-        for local_rank, failure in result.failures.items():
-            self.event(
-                "worker_ended",
-                attempt=attempt,
-                local_rank=local_rank,
-                pid=failure.pid,
-                exit_code=failure.exitcode,
-                signal=failure.signal_name() if failure.exitcode < 0 else None,
-            )
+        """Record how each worker ended: `result` is what the agent's own look at its workers gave."""
+        for failure in result.failures.values():
+            signal = failure.signal_name() if failure.exitcode < 0 else None
+            self.event("worker_ended", pid=failure.pid, exit_code=failure.exitcode, signal=signal)
+        if result.state.name == "SUCCEEDED":
+            for pid in agent._pcontext.pids().values():
+                self.event("worker_ended", pid=pid, exit_code=0, signal=None)
+
+    def note_stop(self, agent: Any, death_sig: Signals = Signals.SIGTERM, *_: Any, **__: Any) -> None:
+        """Record which workers the agent is about to stop: their end is not what ends the attempt."""
+        for pid in agent._pcontext.pids().values() if agent._pcontext else ():
+            if _lives(pid):
+                self.event("worker_stopped", pid=pid, signal=death_sig.name)
 
     def event(self, name: str, /, **fields: Any) -> None:
         """Append an event."""
@@ -185,6 +195,14 @@ class _AgentRecording:
                     os.environ.pop(variable, None)
                 else:
                     os.environ[variable] = outer
+
+
+def _lives(pid: int) -> bool:
+    """Whether a child still runs: one that has ended is there until somebody asks for its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] not in b"ZX"
+    except OSError:
+        return False
 
 
 def _nodes_wait_for_each_other() -> bool:

@@ -103,7 +103,7 @@ class RankFacts:
     def _end_ns(self, end: ProcessEnd) -> int:
         """When the process ended; who was dead when first looked at, may have been so for days."""
         timeline = self._follower.timeline
-        if end.reason != "died" or self._looks > 1:
+        if end.reason not in ("died", "stopped") or self._looks > 1:
             return end.at_ns
         return max(timeline.last_mark_ns or 0, self._begun_ns)
 

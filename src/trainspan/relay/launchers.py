@@ -40,12 +40,15 @@ class Launchers:
         environ: the settings.
 
     Attributes:
-        causes: by pid, what a launcher says ended a worker.
+        causes: by pid, what a launcher says ended a worker before its work was done.
+        stopped: by pid, the signal that a launcher says it has stopped a worker with.
         living: whether one of them lives.
     """
 
     def __init__(self, sampling: Sampling, span_names: SpanNames, environ: Mapping[str, str]):
         self.causes: dict[int, str] = {}
+        self.stopped: dict[int, str] = {}
+        self._seen_end: set[int] = set()
         self._known: dict[Path, Launcher] = {}
         self._living: set[Path] = set()
         self._sampling = sampling
@@ -69,11 +72,24 @@ class Launchers:
         self._living.add(path)
         for event in sighting.events:
             self._known[path].take(event)
-            cause, pid = event.get("signal") or event.get("exit_code"), event.get("pid")
-            if event["event"] == "worker_ended" and isinstance(pid, int) and cause is not None:
-                self.causes[pid] = str(cause) if isinstance(cause, str) else f"exit code {cause}"
+            self._take_end(event)
         if sighting.ended:
             self._living.discard(path)
+
+    def has_told(self, pid: int) -> bool:
+        """Whether a launcher has said how a worker ended, or that it ends it."""
+        return pid in self.causes or pid in self.stopped or pid in self._seen_end
+
+    def _take_end(self, event: Mapping[str, Any]) -> None:
+        pid, signal, exit_code = event.get("pid"), event.get("signal"), event.get("exit_code")
+        if event["event"] not in ("worker_ended", "worker_stopped") or type(pid) is not int:
+            return
+        if isinstance(signal, str):
+            (self.causes if event["event"] == "worker_ended" else self.stopped)[pid] = signal
+        elif type(exit_code) is int:
+            self._seen_end.add(pid)
+            if exit_code:
+                self.causes[pid] = f"exit code {exit_code}"
 
     def began_unix_ns(self, attempt: int) -> int | None:
         """When one of them began with an attempt; None if none has."""

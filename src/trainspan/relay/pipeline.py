@@ -39,15 +39,27 @@ METRIC_INTERVAL_MS: Final = 60_000
 """Default of OTEL_METRIC_EXPORT_INTERVAL. Source: OpenTelemetry specification, environment variables."""
 
 WORD_OF_AGENT_NS: Final = 5_000_000_000
-"""How long the end of a process that died waits for a launcher that lives to say what killed it."""
+"""How long the end of a process waits for a launcher that lives to say how it came."""
 
 
 @dataclass(slots=True)
 class _Dying:
-    """A process that is gone; `seen_ns` is when that was noticed."""
+    """A process that is gone; `seen_ns` is when that was noticed, `closed` what its recording says of the end."""
 
     follower: RankFollower
     seen_ns: int
+    closed: ProcessEnd | None = None
+
+    def end(self, launchers: Launchers) -> ProcessEnd:
+        """How it ended, as far as that is known now."""
+        pid = self.follower.source.identity.pid
+        cause = launchers.causes.get(pid)
+        if self.closed is not None:
+            left = self.closed.reason == "closed" and cause is not None
+            return self.closed._replace(reason="exited", cause=cause) if left else self.closed
+        if cause is None and pid in launchers.stopped:
+            return ProcessEnd(self.seen_ns, "stopped", launchers.stopped[pid], self.follower.alive_ns)
+        return ProcessEnd(self.seen_ns, "died", cause, self.follower.alive_ns)
 
 
 class Pipeline:
@@ -112,7 +124,7 @@ class Pipeline:
         if sighting.more:
             self._ledger.write(now_ns)  # what waits for the next turn is to stay small
         elif sighting.ended == "closed":
-            self._finish(follower, _orderly_end(follower), now_ns)
+            self._dying.append(_Dying(follower, now_ns, _orderly_end(follower)))
         elif sighting.ended is None:
             follower.note_alive(now_ns)
         else:
@@ -181,15 +193,14 @@ class Pipeline:
             health.lag_s = max(0, now_ns - sighting.marks[0]) / 1e9
 
     def _bury(self, now_ns: int, wait_ns: int = WORD_OF_AGENT_NS) -> None:
-        """Finish the processes that died, once the launcher has said what killed them or had time to."""
+        """Finish the processes that are gone, once the launcher has said how they ended or had time to."""
         still_waiting = []
         for dying in self._dying:
-            cause = self._launchers.causes.get(dying.follower.source.identity.pid)
-            if cause is None and self._launchers.living and now_ns - dying.seen_ns < wait_ns:
+            heard = self._launchers.has_told(dying.follower.source.identity.pid)
+            if not heard and self._launchers.living and now_ns - dying.seen_ns < wait_ns:
                 still_waiting.append(dying)
             else:
-                end = ProcessEnd(dying.seen_ns, "died", cause, dying.follower.alive_ns)
-                self._finish(dying.follower, end, now_ns)
+                self._finish(dying.follower, dying.end(self._launchers), now_ns)
         self._dying = still_waiting
 
     def _count_energy(self, follower: RankFollower, steps: Sequence[RankStep], now_ns: int) -> None:

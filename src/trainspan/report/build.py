@@ -178,7 +178,9 @@ def _total_if_all(values: Sequence[float | None]) -> float | None:
 def _state_of(ranks: Sequence[RankReport]) -> str:
     if any(rank.ended == "running" for rank in ranks):
         return "running"
-    return "failed" if any(rank.failed for rank in ranks) else "finished"
+    if any(rank.failed for rank in ranks):
+        return "failed"
+    return "stopped" if any(rank.stopped for rank in ranks) else "finished"
 
 
 def _elapsed_s(processes: Sequence[RankSummary]) -> float:

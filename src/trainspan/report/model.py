@@ -82,7 +82,12 @@ class RankReport:
     @property
     def failed(self) -> bool:
         """Whether it ended before its work was done."""
-        return self.ended in {"died", "exception"}
+        return self.ended in {"died", "exception", "exited"}
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its launcher ended it: what brought that about lies elsewhere."""
+        return self.ended == "stopped"
 
     @property
     def stands_still(self) -> bool:

@@ -22,7 +22,7 @@ FAILURES_SHOWN: Final = 8
 SILENT_S: Final = 60.0
 """A running run writes its summary every few seconds; after so much silence its relay is probably gone."""
 
-_STATE_STYLE: Final = {"finished": "green", "running": "cyan", "failed": "bold red"}
+_STATE_STYLE: Final = {"finished": "green", "running": "cyan", "stopped": "yellow", "failed": "bold red"}
 
 
 def console_for(stream: object | None = None, width: int | None = None) -> Console:
@@ -85,7 +85,7 @@ def how_it_ended(rank: RankReport) -> str:
     if rank.ended_phase is not None and rank.ended_step is not None:
         where = f"in {rank.ended_phase} of step {rank.ended_step}"
     cause = rank.ended_cause or ("an exception" if rank.ended == "exception" else "died without a word")
-    return f"ended {where} ({cause})"
+    return f"{'stopped' if rank.stopped else 'ended'} {where} ({cause})"
 
 
 def _header(report: RunReport) -> Iterable[RenderableType]:

@@ -52,15 +52,16 @@ def phase_times_of(step: RankStep) -> dict[AnyPhase, int]:
     return times_ns
 
 
-EndReason = Literal["closed", "exception", "died"]
+EndReason = Literal["closed", "exception", "exited", "died", "stopped"]
 
 
 class ProcessEnd(NamedTuple):
     """How a recorded process ended.
 
     `at_ns`: when it closed its recording, or when it was noticed that it is gone.
-    `reason`: `closed` in good order; `exception` closed after an uncaught exception; `died` without a word.
-    `cause`: the exception's type, or the signal if the launcher has told: `SIGKILL`.
+    `reason`: `closed` in good order; `exception` closed after an uncaught exception; `exited` closed, with an exit code
+    other than 0; `died` without a word; `stopped` likewise, by its launcher, which gave up its attempt.
+    `cause`: the exception's type, or what the launcher has told: `SIGKILL`, `exit code 3`.
     `alive_ns`: when it last was known to be well: a death is noticed a look late, an exception ends the process only
     after its way out. None: until `at_ns`.
     """
@@ -78,11 +79,15 @@ class ProcessEnd(NamedTuple):
     @property
     def rank_as_cause(self) -> tuple[bool, int]:
         """Of several ends, the least is likely what brought about the others: SIGTERM is how launchers end the rest."""
-        return self.cause == "SIGTERM", self.at_ns if self.alive_ns is None else self.alive_ns
+        return (
+            self.reason == "stopped" or self.cause == "SIGTERM",
+            self.at_ns if self.alive_ns is None else self.alive_ns,
+        )
 
     def sentence(self, step: RankStep | None) -> str:
         """The end in words: `process ended by SIGKILL in backward of step 41`; without a step, it was in init."""
         by = f" by {self.cause}" if self.cause else ""
+        by += " of its launcher" if self.reason == "stopped" else ""
         where = f"{phase_of_end(step, self.reason).wire} of step {step.number}" if step else "init"
         return f"process ended{by} in {where}"
 
