@@ -84,17 +84,37 @@ def handler() -> Iterator[Kept]:
     metrics.configure(metrics.NullMetricHandler())
 
 
+def done(told: Told) -> Told:
+    """What was told once it was done."""
+    return [(name, fields) for name, fields in told if name != "launch_begins"]
+
+
 def test_what_the_agent_does_is_timed(told: Told) -> None:
     """With the attempt it is for, and the node."""
     agent = Agent(restarts=2)
 
     workers = agent._start_workers("group")
 
-    [(name, fields)] = told
+    [(begun, before), (done, after)] = told
     assert workers == {0: "group"}
-    assert name == "launch"
-    assert fields.pop("start_ns") <= fields.pop("end_ns")
-    assert fields == {"operation": "start_workers", "ok": True, "attempt": 2, "node": 1, "nodes": 2}
+    assert (begun, done) == ("launch_begins", "launch")
+    assert before["start_ns"] == after.pop("start_ns") <= after.pop("end_ns")
+    assert after == {"operation": "start_workers", "ok": True, "error": None, "attempt": 2, "node": 1, "nodes": 2}
+
+
+def test_what_the_agent_does_is_told_before_it_is_done(told: Told) -> None:
+    """Who is killed while it waits for the other nodes says nothing afterwards."""
+    seen: list[list[str]] = []
+
+    class Group:
+        spec = SimpleNamespace(rdzv_handler=None)
+
+        def __setattr__(self, name: str, value: object) -> None:
+            seen.append([name for name, _ in told])
+
+    Agent()._rendezvous(Group())
+
+    assert seen == [["launch_begins"]]
 
 
 def test_rendezvous_that_fails_is_told_and_reaches_the_agent(told: Told) -> None:
@@ -102,7 +122,8 @@ def test_rendezvous_that_fails_is_told_and_reaches_the_agent(told: Told) -> None
     with pytest.raises(TimeoutError, match="nobody came"):
         Agent()._rendezvous(None)
 
-    assert [(fields["operation"], fields["ok"]) for _, fields in told] == [("rendezvous", False)]
+    [(_, fields)] = done(told)
+    assert (fields["operation"], fields["ok"], fields["error"]) == ("rendezvous", False, "TimeoutError")
 
 
 @pytest.mark.parametrize(
@@ -116,8 +137,9 @@ def test_restart_is_told_with_its_reason(told: Told, state: str, nodes: int, rea
     answer = agent._restart_workers(agent._worker_group)
 
     assert answer == "restarted"
-    assert told[0] == ("launch_restart", {"reason": reason, "attempt": 1, "node": 1, "nodes": nodes})
-    assert [fields["operation"] for _, fields in told[1:]] == ["stop_workers", "rendezvous"]
+    restart, *launches = done(told)
+    assert restart == ("launch_restart", {"reason": reason, "attempt": 1, "node": 1, "nodes": nodes})
+    assert [fields["operation"] for _, fields in launches] == ["stop_workers", "rendezvous"]
 
 
 def test_round_of_the_rendezvous_counts_and_a_restart_is_the_round_it_leads_to(told: Told) -> None:
@@ -127,7 +149,8 @@ def test_round_of_the_rendezvous_counts_and_a_restart_is_the_round_it_leads_to(t
     agent._restart_workers(agent._worker_group)
     agent._start_workers("group")
 
-    assert [(fields.get("operation"), fields["attempt"]) for _, fields in told] == [
+    assert {fields["attempt"] for name, fields in told if name == "launch_begins"} == {5}
+    assert [(fields.get("operation"), fields["attempt"]) for _, fields in done(told)] == [
         (None, 5),
         ("stop_workers", 5),
         ("rendezvous", 5),
@@ -143,10 +166,25 @@ def test_restart_that_fails_leaves_what_was_done(told: Told) -> None:
         agent._restart_workers(None)
     agent._start_workers("group")
 
-    assert [(fields["operation"], fields["ok"]) for _, fields in told] == [
+    assert [(fields["operation"], fields["ok"]) for _, fields in done(told)] == [
         ("stop_workers", True),
         ("rendezvous", False),
         ("start_workers", True),
+    ]
+
+
+def test_rendezvous_that_fails_in_a_restart_is_of_the_attempt_that_never_was(told: Told) -> None:
+    """The round rises once all nodes have left the last one, and the one that is lost never leaves."""
+    agent = Agent("FAILED", met=4)
+
+    with pytest.raises(TimeoutError, match="nobody came"):
+        agent._restart_workers(None)
+    agent._start_workers("group")
+
+    assert [(fields["operation"], fields["attempt"]) for _, fields in done(told)] == [
+        ("stop_workers", 5),
+        ("rendezvous", 5),
+        ("start_workers", 4),
     ]
 
 

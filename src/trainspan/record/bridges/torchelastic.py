@@ -1,6 +1,7 @@
 """What torchelastic says of itself, in the process that launches: how long it takes, its metrics, its events.
 
-    launch          operation: what its agent did; attempt: for which; start_ns, end_ns, ok; node, nodes
+    launch_begins   operation: what its agent begins to do; attempt: for which; start_ns; node, nodes
+    launch          likewise, once it is done; end_ns, ok; error: class of the exception that left it
     launch_restart  attempt: that has begun; reason: `failure`, or `membership`: there are more or fewer nodes
     launch_metrics  values: what was put into `torch.distributed.elastic.metrics`, by name; the last ones
     launch_event    name, attributes: what was recorded with `torch.distributed.elastic.events`
@@ -120,18 +121,23 @@ class _Operations:
         self._attempt_of = attempt_of
         self._held: list[dict[str, Any]] | None = None
         self._before = False, 0
+        self._coming = 0
 
     def timed(self, call: Callable[..., Any], operation: str) -> Callable[..., Any]:
         """A method of the agent, followed."""
 
         def timed(agent: Any, *args: Any, **kwargs: Any) -> Any:
-            start_ns, ok = monotonic_ns(), False
+            begun = {"operation": operation, "start_ns": monotonic_ns()}
+            # Who is killed while it waits for the others could not say afterwards that it did.
+            _quietly(lambda: self._tell("launch_begins", **begun, **self._situation_of(agent)))
+            error = None
             try:
-                result = call(agent, *args, **kwargs)
-                ok = True
-                return result
+                return call(agent, *args, **kwargs)
+            except BaseException as raised:
+                error = _class_of(raised)
+                raise
             finally:
-                done = {"operation": operation, "start_ns": start_ns, "end_ns": monotonic_ns(), "ok": ok}
+                done = {**begun, "end_ns": monotonic_ns(), "ok": error is None, "error": error}
                 _quietly(lambda: self._done(agent, done))
 
         return functools.update_wrapper(timed, call)
@@ -154,6 +160,8 @@ class _Operations:
         group = agent._worker_group
         self._held = []
         self._before = group.state.name == "HEALTHY", group.group_world_size
+        met = _round_of(group.spec)
+        self._coming = 0 if met is None else met + 1
 
     def _began_anew(self, agent: Any) -> None:
         # Healthy workers are stopped because the nodes meet again: there are more or fewer of them, or as many as
@@ -166,6 +174,7 @@ class _Operations:
         held, self._held = self._held or [], None
         for done in held:
             self._tell("launch", **done, **self._situation_of(agent))
+        self._coming = 0
 
     def _done(self, agent: Any, done: dict[str, Any]) -> None:
         if self._held is None:
@@ -174,9 +183,13 @@ class _Operations:
             self._held.append(done)
 
     def _situation_of(self, agent: Any) -> dict[str, Any]:
-        """The attempt, and which node of how many this is; None before it has met the others."""
+        """The attempt, and which node of how many this is; None before it has met the others.
+
+        The next round begins once all have left the last one: where they never meet again, it is still that one's.
+        """
         group = agent._worker_group
-        return {"attempt": self._attempt_of(agent), "node": group.group_rank, "nodes": group.group_world_size}
+        ahead = max(self._coming - restarts_of(agent), 0)
+        return {"attempt": self._attempt_of(agent) + ahead, "node": group.group_rank, "nodes": group.group_world_size}
 
 
 def restarts_of(agent: Any) -> int:
@@ -186,9 +199,20 @@ def restarts_of(agent: Any) -> int:
     (pytorch/pytorch#108158). The round of the rendezvous is the same on every node; only a static one has none.
     """
     spec = agent._worker_group.spec
+    met = _round_of(spec)
+    return spec.max_restarts - agent._remaining_restarts if met is None else met
+
+
+def _round_of(spec: Any) -> int | None:
+    """The round of the rendezvous; None if it has none."""
     state = getattr(getattr(spec.rdzv_handler, "_state_holder", None), "state", None)
     met = getattr(state, "round", None)
-    return met if type(met) is int else spec.max_restarts - agent._remaining_restarts
+    return met if type(met) is int else None
+
+
+def _class_of(error: BaseException) -> str:
+    kind = type(error)
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
 
 
 def _follow_metrics(metrics: Metrics, patches: Patches) -> None:
