@@ -109,6 +109,7 @@ STATES = (
 SPAN_ATTEMPT = "training.attempt"
 SPAN_PROCESS = "training.process"
 SPAN_INIT = "training.init"
+SPAN_LAUNCHER = "training.launcher"
 SPAN_LAUNCH = "training.launch"
 SPAN_INIT_IMPORT = "training.init.import"
 SPAN_INIT_PROCESS_GROUP = "training.init.process_group"
@@ -252,6 +253,11 @@ SPANS = (
     Name(SPAN_ATTEMPT, "Root of an attempt: one incarnation of the run, over all ranks."),
     Name(SPAN_PROCESS, "One process of the attempt, from its start to its end."),
     Name(
+        SPAN_LAUNCHER,
+        "The launcher of a node, from its start to its end, if it worked for attempts in which no rank of the node "
+        "was seen. Root of a trace that holds what it did for those.",
+    ),
+    Name(
         SPAN_LAUNCH,
         "What the launcher of a node did for the attempt: it met the other nodes, started or stopped workers.",
     ),
@@ -339,7 +345,7 @@ SPAN_ATTRIBUTES = (
     Name(OPTIMIZER_BETA2, "Second beta that the optimizer was made with."),
     Name(OPTIMIZER_FUSED, "Whether the optimizer was asked to be fused."),
     Name(HW_ID, "UUID of the GPU, or of the MIG instance, that the rank uses; that of its `hw.*` metrics."),
-    Name(ERROR_TYPE, "Class of the exception that left what the script has marked."),
+    Name(ERROR_TYPE, "Class of the exception that left what the script has marked, or what the launcher did."),
     Name(STEPS_DONE, "Steps completed in the training loop."),
     Name(GLOBAL_STEP, "Number of the step in the run, over all attempts, as the script or its framework counts."),
     Name(EPOCH, "Number of the epoch, as the framework counts."),

@@ -90,7 +90,14 @@ def sampling_from(environ: Mapping[str, str]) -> tuple[Sampling, list[Problem]]:
 
 
 HOLDING: Final = frozenset(
-    (names.SPAN_ATTEMPT, names.SPAN_PROCESS, names.SPAN_INIT, names.SPAN_STEP, names.SPAN_RANK_STEP)
+    (
+        names.SPAN_ATTEMPT,
+        names.SPAN_LAUNCHER,
+        names.SPAN_PROCESS,
+        names.SPAN_INIT,
+        names.SPAN_STEP,
+        names.SPAN_RANK_STEP,
+    )
 )
 """Spans that hold others: without them those would hang below nothing."""
 

@@ -324,7 +324,7 @@ def test_cache_file_of_the_peer_is_answered(state: Path, capsys: pytest.CaptureF
             "{state}/foreign is no log of ml-goodput-measurement: of 2 lines",
         ),
         (["{state}/two", "--input", "ml-goodput"], "{state}/two: the log holds 2 jobs (a, b); say which one (--job)"),
-        (["empty"], "{state}/runs/empty holds no ledger: no process has been seen yet"),
+        (["empty"], "{state}/runs/empty holds no ledger: no rank has been seen yet"),
         (["absent"], "no run 'absent' in {state}/runs"),
     ],
 )

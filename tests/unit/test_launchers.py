@@ -16,7 +16,7 @@ def heard(folder: Path, *events: dict[str, Any], ended: str | None = None) -> La
     """Launchers that have heard this of one."""
     launchers = Launchers(sampling_from({})[0], SpanNames.of(settings.load({})[0]), {})
     reader = opened(record_into(folder).writer.path)
-    launchers.take(Sighting(reader, [], 0, list(events), ended))
+    launchers.take(Sighting(reader, [], 0, list(events), ended), 0)
     return launchers
 
 

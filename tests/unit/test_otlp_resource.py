@@ -48,6 +48,14 @@ def test_node_is_identified_whole() -> None:
     assert dict(found.attributes) == {**shared, "service.instance.id": "run-7-node1"}
 
 
+def test_node_that_has_met_no_other_has_no_rank() -> None:
+    """Zero would be the rank of another one, and two nodes would write one series."""
+    found = node_resource("run-7", 2, None, "node-b", {})
+
+    assert "training.node_rank" not in found.attributes
+    assert found.attributes["service.instance.id"] == "run-7-node-b"
+
+
 @pytest.mark.parametrize(
     ("environ", "name"),
     [

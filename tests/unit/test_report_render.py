@@ -2,12 +2,14 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from tests.unit.report_runs import PLAIN_MS, START_UNIX_NS, S, rank_of, run_of
 from trainspan.names import Phase
+from trainspan.relay.timeline.launcher_summary import LauncherSummary
 from trainspan.relay.timeline.rank_summary import Ending
 from trainspan.relay.timeline.summary import Summary
 from trainspan.report.build import build_report
@@ -202,6 +204,88 @@ def test_report_of_a_restarted_run_that_goes_on() -> None:
     text = text_of(run_of(rank_of(0, [PLAIN_MS], world_size=2), killed, running), silent_s=125.0)
 
     assert text == RESTARTED_AND_RUNNING
+
+
+def launcher_of(host: str = "node-a", attempt: int = 0, **facts: Any) -> LauncherSummary:
+    """A launcher that began 10 s before the first of its ranks, and was last seen 20 s later."""
+    lived = START_UNIX_NS - 10 * S, START_UNIX_NS + 10 * S
+    return LauncherSummary(f"a-{host}", host, 7, attempt, *lived, **{"how": "closed", **facts})
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        (
+            {"outcome": "failed", "error": "torch.api.RendezvousTimeoutError"},
+            "no rank ever started: rendezvous failed after 42.0 s (RendezvousTimeoutError)",
+        ),
+        (
+            {"outcome": "open", "how": "died"},
+            "no rank ever started: its launcher was killed after 42.0 s in rendezvous",
+        ),
+        (
+            {"outcome": "open", "how": "running"},
+            "no rank has started yet: its launcher has been in rendezvous for 42.0 s",
+        ),
+        (
+            {"workers_ended": 2, "worker_cause": "exit code 1"},
+            "no rank ever started: 2 workers failed before the import of torch (exit code 1)",
+        ),
+        ({"how": "running"}, "no rank has started yet: no worker has imported torch yet"),
+        ({"how": "died"}, "no rank ever started: its launcher was killed"),
+        ({}, "no rank ever started: no worker imported torch"),
+    ],
+)
+def test_run_without_a_rank_says_why(facts: dict[str, Any], said: str) -> None:
+    """A job that never began is the one for which somebody asks first."""
+    run = run_of()
+    run.add_launcher(launcher_of(operation="rendezvous", operation_ns=42 * S, **facts))
+
+    text = text_of(run)
+
+    state = "running" if facts.get("how") == "running" else "failed" if facts else "finished"
+    news = ", last news 1.00 s ago" if state == "running" else ""
+    assert text == (f"{said}\n\nrun demo: {state}{news}\nattempt 0, 0 ranks on 1 host\n0 steps in 20.0 s, goodput -\n")
+
+
+def test_restart_that_came_to_no_rank_is_said_before_the_rest() -> None:
+    """The other nodes never came back: what the ranks say ends with the attempt before."""
+    run = run_of(rank_of(0, [PLAIN_MS], ending=Ending("died", START_UNIX_NS + 4 * S, cause="SIGKILL")))
+    lost: dict[str, Any] = {
+        "operation": "rendezvous",
+        "operation_ns": 42 * S,
+        "outcome": "failed",
+        "error": "TimeoutError",
+    }
+    run.add_launcher(launcher_of(attempt=1, **lost))
+
+    _, _, said, *_ = text_of(run, width=120).splitlines()
+
+    assert said == "attempt 1: no rank ever started on node-a: rendezvous failed after 42.0 s (TimeoutError)"
+
+
+def test_launcher_whose_ranks_train_is_not_mentioned() -> None:
+    """What went well needs no line."""
+    run = run_of(rank_of(0, [PLAIN_MS]))
+    run.add_launcher(launcher_of())
+
+    text = text_of(run)
+
+    assert text == text_of(run_of(rank_of(0, [PLAIN_MS])))
+
+
+def test_thousand_launchers_without_a_rank_fit_a_screen() -> None:
+    """One node of a thousand did not come, and all others tell the same."""
+    run = run_of()
+    for node in range(1000):
+        lost: dict[str, Any] = {"operation": "rendezvous", "operation_ns": 42 * S, "outcome": "failed"}
+        run.add_launcher(launcher_of(f"node-{node:03}", **lost))
+
+    said = text_of(run).splitlines()
+
+    assert said[0] == "no rank ever started on node-000: rendezvous failed after 42.0 s"
+    assert said[8:10] == ["and 992 more launchers without a rank", ""]
+    assert len(said) < 24
 
 
 def test_report_of_a_hang_names_the_rank_that_the_others_wait_for() -> None:

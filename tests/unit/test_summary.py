@@ -11,6 +11,7 @@ from trainspan.clock import Anchor
 from trainspan.errors import RecordingError
 from trainspan.identity import trace_id_of
 from trainspan.names import Phase
+from trainspan.relay.timeline.launcher_summary import LauncherSummary
 from trainspan.relay.timeline.rank_summary import SLOWEST, Ending, RankSummary
 from trainspan.relay.timeline.records import ProcessEnd, phase_times_of
 from trainspan.relay.timeline.summary import Summary
@@ -56,6 +57,7 @@ def test_a_summary_as_it_is_written() -> None:
         "schema": "trainspan.summary",
         "version": 1,
         "run": "run-1",
+        "launchers": [],
         "ranks": [
             {
                 "recording": "r00000-a0-p1-aaaaaaaa",
@@ -191,6 +193,46 @@ def test_of_the_same_process_twice_the_later_summary_stays() -> None:
     other_way.merge(run_of(early))
 
     assert one_way.ranks == other_way.ranks == {late.recording: late}
+
+
+LAUNCHER = LauncherSummary("a00000", "node0", 7, 1, 1000, 2000, "running", "rendezvous", 500, "open")
+
+
+def test_launcher_survives_the_file_and_is_kept_as_it_was_seen_last() -> None:
+    """The relay writes how it stands every few seconds, and two nodes may share a folder."""
+    early, late = run_of(), run_of()
+    early.add_launcher(LAUNCHER)
+    late.add_launcher(LAUNCHER._replace(seen_unix_ns=3000, how="died"))
+
+    late.merge(Summary.from_json(json.loads(json.dumps(early.to_json()))))
+    early.merge(late)
+
+    assert early.launchers == late.launchers == {"a00000": LAUNCHER._replace(seen_unix_ns=3000, how="died")}
+
+
+def test_summary_of_an_earlier_version_has_no_launchers() -> None:
+    """A run goes on after an upgrade."""
+    written = run_of(rank_of()).to_json()
+    del written["launchers"]
+
+    assert Summary.from_json(written).launchers == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("pid", "7", r"launchers\[0\]: pid is '7'"),
+        ("how", "gone", "how and outcome are 'gone' and 'open'"),
+        ("outcome", "well", "how and outcome are 'running' and 'well'"),
+        ("operation", 5, "operation is '5'"),
+    ],
+)
+def test_launcher_that_makes_no_sense_is_refused(name: str, value: Any, says: str) -> None:
+    """As everything else that comes from a file."""
+    written = {**run_of().to_json(), "launchers": [{**LAUNCHER.to_json(), name: value}]}
+
+    with pytest.raises(RecordingError, match=says):
+        Summary.from_json(written)
 
 
 def test_another_runs_summary_is_not_merged() -> None:

@@ -167,12 +167,13 @@ class _AgentRecording:
 
     def note(self, agent: Any, result: Any) -> None:
         """Record how each worker ended: `result` is what the agent's own look at its workers gave."""
+        attempt = self.attempt_of(agent)
         for failure in result.failures.values():
             signal = failure.signal_name() if failure.exitcode < 0 else None
-            self.event("worker_ended", pid=failure.pid, exit_code=failure.exitcode, signal=signal)
+            self.event("worker_ended", attempt=attempt, pid=failure.pid, exit_code=failure.exitcode, signal=signal)
         if result.state.name == "SUCCEEDED":
             for pid in agent._pcontext.pids().values():
-                self.event("worker_ended", pid=pid, exit_code=0, signal=None)
+                self.event("worker_ended", attempt=attempt, pid=pid, exit_code=0, signal=None)
 
     def note_stop(self, agent: Any, death_sig: Signals = Signals.SIGTERM, *_: Any, **__: Any) -> None:
         """Record which workers the agent is about to stop: their end is not what ends the attempt."""

@@ -2,27 +2,42 @@
 
 from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from trainspan.recording.reader import RecordingReader
 from trainspan.relay.otlp.resource import HashedResource, node_resource, rank_resource
 from trainspan.relay.signals.contexts import RankSource
-from trainspan.relay.signals.launches import launch_record, launch_span
+from trainspan.relay.signals.launches import launch_record, launch_span, launcher_spans
 from trainspan.relay.signals.logs import Record
-from trainspan.relay.signals.spans import Span
+from trainspan.relay.signals.spans import Span, Spans
 from trainspan.relay.tail import Sighting
-from trainspan.relay.timeline.launches import Launches
+from trainspan.relay.timeline.launcher_summary import LauncherEnd, LauncherSummary, Outcome
+from trainspan.relay.timeline.launches import Launches, cause_of
 from trainspan.sampling import Sampling, SpanNames
+
+GRACE_NS: Final = 5_000_000_000
+"""How long the workers of a launcher that was killed may take to be seen; a relay that leaves does not wait."""
 
 
 class Launcher:
-    """One of them. `source`: who it is; `launches`: what it has told; `place`: where it says it runs."""
+    """One of them.
+
+    Attributes:
+        reader: of its recording.
+        source: who it is.
+        launches: what it has told; `place`: where it says it runs.
+        how: whether it runs, or how it ended; `seen_ns`: when, or when it was last heard of.
+    """
 
     def __init__(self, reader: RecordingReader, environ: Mapping[str, str]):
         identity = reader.identity
+        self.reader = reader
         self.source = RankSource(identity, reader.anchor, rank_resource(identity, environ))
-        self.launches = Launches()
+        self.launches = Launches(identity.attempt)
         self.place: dict[str, str] = {}
+        self.how: LauncherEnd = "running"
+        self.seen_ns = reader.process_start_ns
+        self._looks = 0
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Take over what it tells."""
@@ -30,6 +45,49 @@ class Launcher:
         place = event.get("attributes") if event["event"] == "place" else None
         if isinstance(place, dict):
             self.place = {key: value for key, value in place.items() if isinstance(value, str)}
+        at_ns = event.get("ts")
+        if type(at_ns) is int and self.seen_ns < at_ns < 1 << 62:
+            self.seen_ns = at_ns
+
+    def looked_at(self, ended: str | None, now_ns: int) -> None:
+        """What was there to read has been taken over; `ended`: how it has ended, if it has."""
+        self._looks += 1
+        # Who was dead when first looked at may have been so for days.
+        if ended != "died" or self._looks > 1:
+            self.seen_ns = self.reader.closed_ns() or max(now_ns, self.seen_ns)
+        if ended is not None:
+            self.how = "died" if ended == "died" else "closed"
+            self.launches.end(self.seen_ns)
+
+    def summary(self) -> LauncherSummary:
+        """How far it has come."""
+        identity, launches = self.source.identity, self.launches
+        latest = launches.open or launches.last
+        summary = LauncherSummary(
+            self.reader.path.stem,
+            identity.host,
+            identity.pid,
+            launches.attempt,
+            self.source.unix_of(self.reader.process_start_ns),
+            self.source.unix_of(self.seen_ns),
+            self.how,
+            workers_ended=launches.worker_ends.total(),
+            worker_cause=next((cause for cause, _ in launches.worker_ends.most_common(1)), None),
+        )
+        if latest is None:
+            return summary
+        took_ns = (self.seen_ns if launches.open else latest.end_ns) - latest.start_ns
+        outcome: Outcome = "done" if latest.ok else "open" if latest.error is None else "failed"
+        return summary._replace(operation=latest.operation, operation_ns=took_ns, outcome=outcome, error=latest.error)
+
+    def wrong(self) -> str | None:
+        """What was wrong at its end; None if nothing."""
+        last, ends = self.launches.last, self.launches.worker_ends
+        if last is not None and not last.ok:
+            return last.sentence
+        if self.how == "died":
+            return "the launcher was killed"
+        return f"{ends.total()} of its workers failed: {', '.join(ends)}" if ends else None
 
 
 class Launchers:
@@ -51,6 +109,7 @@ class Launchers:
         self._seen_end: set[int] = set()
         self._known: dict[Path, Launcher] = {}
         self._living: set[Path] = set()
+        self._ending: dict[Path, Launcher] = {}
         self._sampling = sampling
         self._span_names = span_names
         self._environ = environ
@@ -64,7 +123,12 @@ class Launchers:
         """Whether the recording is that of a launcher seen before."""
         return path in self._known
 
-    def take(self, sighting: Sighting) -> None:
+    @property
+    def newest(self) -> Launcher | None:
+        """The one that was seen first last."""
+        return next(reversed(self._known.values()), None)
+
+    def take(self, sighting: Sighting, now_ns: int) -> None:
         """Take over what one look at the recording of a launcher gave."""
         path = sighting.reader.path
         if path not in self._known:
@@ -73,23 +137,24 @@ class Launchers:
         for event in sighting.events:
             self._known[path].take(event)
             self._take_end(event)
+        if not sighting.more:
+            self._known[path].looked_at(sighting.ended, now_ns)
         if sighting.ended:
             self._living.discard(path)
+            self._ending[path] = self._known[path]
 
     def has_told(self, pid: int) -> bool:
         """Whether a launcher has said how a worker ended, or that it ends it."""
         return pid in self.causes or pid in self.stopped or pid in self._seen_end
 
     def _take_end(self, event: Mapping[str, Any]) -> None:
-        pid, signal, exit_code = event.get("pid"), event.get("signal"), event.get("exit_code")
+        pid, cause = event.get("pid"), cause_of(event)
         if event["event"] not in ("worker_ended", "worker_stopped") or type(pid) is not int:
             return
-        if isinstance(signal, str):
-            (self.causes if event["event"] == "worker_ended" else self.stopped)[pid] = signal
-        elif type(exit_code) is int:
+        if event["event"] == "worker_ended" and event.get("exit_code") == 0:
             self._seen_end.add(pid)
-            if exit_code:
-                self.causes[pid] = f"exit code {exit_code}"
+        elif cause is not None:
+            (self.causes if event["event"] == "worker_ended" else self.stopped)[pid] = cause
 
     def began_unix_ns(self, attempt: int) -> int | None:
         """When one of them began with an attempt; None if none has."""
@@ -125,14 +190,41 @@ class Launchers:
                     spans.append(span)
         return spans
 
+    def over(self, now_ns: int, *, leaving: bool) -> list[Launcher]:
+        """Those that have ended, once each, when no worker of theirs is to be expected any more.
+
+        Args:
+            now_ns: monotonic time.
+            leaving: whether the relay is: it waits for nothing.
+        """
+        over = [path for path, one in self._ending.items() if leaving or now_ns - one.seen_ns >= GRACE_NS]
+        return [self._ending.pop(path) for path in over]
+
+    def spans_of(self, launcher: Launcher) -> Spans:
+        """What is left of one that is over, for attempts that no rank was in: a trace of its own."""
+        launches = launcher.launches
+        left, launches.done = launches.done, []
+        if not left or self._sampling.off:
+            return Spans([], 0)
+        resource = self._resource(launcher, launches.attempt, launches.node)
+        lived_ns = launcher.reader.process_start_ns, launcher.seen_ns
+        spans = launcher_spans(launcher.source, lived_ns, left, launcher.how, launcher.wrong(), resource)
+        return Spans([span for span in spans if self._span_names.takes(span.name)], launches.cut)
+
+    def summaries(self) -> list[LauncherSummary]:
+        """How far each has come."""
+        return [launcher.summary() for launcher in self._known.values()]
+
     def records(self, observed_unix_ns: int) -> list[Record]:
         """What is new, as log records."""
         return [
-            launch_record(one.source, event, self._resource(one, one.source.identity.attempt, None), observed_unix_ns)
+            launch_record(
+                one.source, event, self._resource(one, one.source.identity.attempt, one.launches.node), observed_unix_ns
+            )
             for one in self._known.values()
             for event in one.launches.take_events()
         ]
 
     def _resource(self, launcher: Launcher, attempt: int, node: int | None) -> HashedResource:
         identity = launcher.source.identity
-        return node_resource(identity.run, attempt, node or 0, identity.host, self._environ, launcher.place)
+        return node_resource(identity.run, attempt, node, identity.host, self._environ, launcher.place)

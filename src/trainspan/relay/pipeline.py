@@ -77,8 +77,8 @@ class Pipeline:
         self._environ = environ
         self._log = log
         self._gpus = gpus
-        # Which node this is, a rank knows and the launcher does not: both come with the first rank.
-        self._node_rank = 0
+        # Which node this is, a rank knows and the launcher does not: None until there is one.
+        self._node_rank: int | None = None
         self._outlet: Outlet | None = None
         self._sampling, problems = sampling_from(environ)
         self._histogram, more = histogram_kind_from(environ)
@@ -106,9 +106,8 @@ class Pipeline:
         """Take over what one look at one recording gave."""
         reader = sighting.reader
         if reader.identity.role == Role.AGENT:
-            self._launchers.take(sighting)
-            if sighting.ended:
-                self._retired.append(reader)
+            self._launchers.take(sighting, now_ns)
+            self._summary = self._summary or self._read_summary(reader.identity.run)
             return
         follower = self._followers.get(reader.path) or self._follow(reader)
         assembly = self._assembly_of(reader.identity)
@@ -136,7 +135,7 @@ class Pipeline:
         if self._gpus.awaits_reading:
             self._gpus.look(now_ns)
         self._ledger.write(now_ns)  # before a recording that has ended is removed
-        self._put_launches()
+        self._put_launches(now_ns, leaving=False)
         for assembly in self._assemblies.values():
             self._put(assembly.turn(now_ns))
         self._remove_retired()
@@ -156,7 +155,7 @@ class Pipeline:
     def close(self, now_ns: int, timeout_s: float) -> bool:
         """Hand out everything that is left; True if all of it was delivered within `timeout_s`."""
         self._bury(now_ns, wait_ns=0)
-        self._put_launches()
+        self._put_launches(now_ns, leaving=True)
         for assembly in self._assemblies.values():
             self._put(assembly.finish())
         self._ledger.close()
@@ -167,17 +166,32 @@ class Pipeline:
         return self._outlet is None or self._outlet.close(timeout_s)
 
     def _follow(self, reader: RecordingReader) -> RankFollower:
+        if self._node_rank is None:
+            self._name_node(reader.identity)
         if self._outlet is None:
-            self._node_rank = reader.identity.node_rank
-            values, _ = settings.load(self._environ)
-            self._outlet = Outlet(self._folder, self._node_rank, self._environ, values.spool_bytes, self._log)
+            self._outlet = self._open_outlet()
         own = has_own_histograms(reader.identity.world_size)
         aggregates = StepAggregates(self._histogram) if own else self._shared
         follower = RankFollower(reader, self._environ, aggregates, own=own)
         self._followers[reader.path] = follower
         self._assembly_of(reader.identity).followers.append(follower)
-        self._summary_of(reader.identity).add(follower.summary)
+        if self._summary is not None:
+            self._summary.add(follower.summary)
         return follower
+
+    def _name_node(self, identity: Identity) -> None:
+        """The first rank has come: what was written until now of launchers alone goes on under the node's name."""
+        launchers, path = self._summary, self._summary_path()
+        self._node_rank = identity.node_rank
+        self._summary = self._read_summary(identity.run)
+        if launchers is not None:
+            self._summary.merge(launchers)
+            path.unlink(missing_ok=True)
+        self._next_summary_ns = 0
+
+    def _open_outlet(self) -> Outlet:
+        values, _ = settings.load(self._environ)
+        return Outlet(self._folder, self._node_rank, self._environ, values.spool_bytes, self._log)
 
     def _assembly_of(self, identity: Identity) -> Assembly:
         if identity.attempt not in self._assemblies:
@@ -230,20 +244,27 @@ class Pipeline:
         if output.records:
             self._outlet.put_logs(output.records)
 
-    def _put_launches(self) -> None:
+    def _put_launches(self, now_ns: int, *, leaving: bool) -> None:
         for attempt, assembly in self._assemblies.items():
             assembly.launched_unix_ns = self._launchers.began_unix_ns(attempt)
-        if self._outlet is not None:  # which is made with the first rank
+        over = self._launchers.over(now_ns, leaving=leaving)
+        if self._outlet is None and over:
+            self._outlet = self._open_outlet()  # it is made with the first rank, and there was none
+        if self._outlet is not None:
             spans, records = self._launchers.spans(self._assemblies), self._launchers.records(time.time_ns())
             self._put(Output(spans, records, 0, []))
+            for left in map(self._launchers.spans_of, over):
+                self._put(Output(left.spans, [], left.cut, []))
+        self._retired += [launcher.reader for launcher in over]
 
     def _put_metrics(self, now_ns: int) -> None:
         history = self._ledger.history
         self._charge_energy(now_ns)
         readings = [r for f in self._followers.values() if (r := f.read_metrics(now_ns, history)) is not None]
-        if not self._followers or self._outlet is None:
+        speaker = next(reversed(self._followers.values()), None) or self._launchers.newest
+        if speaker is None or self._outlet is None:
             return
-        identity = next(reversed(self._followers.values())).source.identity
+        identity = speaker.source.identity
         self._refresh_health(self._outlet)
         resource = node_resource(identity.run, identity.attempt, self._node_rank, identity.host, self._environ)
         shared = None if has_own_histograms(identity.world_size) else self._shared
@@ -286,23 +307,18 @@ class Pipeline:
             reader.close()
         self._retired.clear()
 
-    def _summary_of(self, identity: Identity) -> Summary:
-        if self._summary is None:
-            self._summary = self._read_summary() or Summary(identity.run)
-        return self._summary
-
-    def _read_summary(self) -> Summary | None:
+    def _read_summary(self, run: str) -> Summary:
         """The summary of earlier attempts, which this one continues."""
         path = self._summary_path()
         try:
             return Summary.from_json(json.loads(path.read_bytes()))
         except FileNotFoundError:
-            return None
+            return Summary(run)
         except (OSError, ValueError, RecordingError) as error:
             aside = path.with_suffix(".damaged")
             self._log(f"{path} cannot be continued ({error}); it is kept as {aside.name}")
             path.replace(aside)
-            return None
+            return Summary(run)
 
     def _write_summary(self) -> None:
         if self._summary is None:
@@ -311,6 +327,8 @@ class Pipeline:
             follower.summary.states_ns = follower.account.states()
             follower.summary.work = follower.throughput.work()
             follower.note_standing()
+        for launcher in self._launchers.summaries():
+            self._summary.add_launcher(launcher)
         path = self._summary_path()
         spare = path.with_name(f".{path.name}.new")
         try:
@@ -321,6 +339,8 @@ class Pipeline:
             self._log(f"{path} cannot be written ({error.strerror}); the report will not see the newest steps")
 
     def _summary_path(self) -> Path:
+        if self._node_rank is None:
+            return self._folder / f"summary.launcher-{os.uname().nodename}.json"
         return self._folder / (f"summary.{self._node_rank}.json" if self._node_rank else "summary.json")
 
 

@@ -8,11 +8,12 @@ from typing import Final
 
 from trainspan.errors import RunNotFound
 from trainspan.names import AnyPhase, NamedPhase, Phase, place_of
+from trainspan.relay.timeline.launcher_summary import LauncherSummary
 from trainspan.relay.timeline.rank_summary import RankSummary
 from trainspan.relay.timeline.rank_summary import SlowStep as RememberedStep
 from trainspan.relay.timeline.sketch import Sketch
 from trainspan.relay.timeline.summary import Summary
-from trainspan.report.model import PhaseReport, RankReport, RunReport, SlowStep, Spread, Unusual
+from trainspan.report.model import LauncherReport, PhaseReport, RankReport, RunReport, SlowStep, Spread, Unusual
 from trainspan.role import Role
 
 SLOWEST_STEPS: Final = 10
@@ -49,16 +50,17 @@ def build_report(summary: Summary, folder: Path, silent_s: float | None) -> RunR
         silent_s: how long ago the newest of them was written, in s.
 
     Raises:
-        RunNotFound: it names no rank yet.
+        RunNotFound: it names no rank yet, and no launcher.
     """
     processes = [process for process in summary.in_order() if process.identity.role != Role.AGENT]
-    if not processes:
+    if not processes and not summary.launchers:
         raise RunNotFound(f"{folder} names no rank yet: no process has begun to train")
     ranks = tuple(_rank_report(process) for process in processes)
-    attempts = tuple(sorted({rank.attempt for rank in ranks}))
+    launchers = tuple(_launcher_reports(summary, ranks))
+    attempts = tuple(sorted({one.attempt for one in ranks or launchers}))
     last = [rank for rank in ranks if rank.attempt == attempts[-1]]
     world_size = max((p.identity.world_size for p in processes if p.identity.attempt == attempts[-1]), default=0)
-    state = _state_of(last)
+    state = _state_of(last) if ranks else _state_of_launchers(launchers)
     states_s = _sum_of(rank.states_s for rank in ranks)
     return RunReport(
         run=_printable(summary.run),
@@ -67,9 +69,9 @@ def build_report(summary: Summary, folder: Path, silent_s: float | None) -> RunR
         silent_s=silent_s if state == "running" else None,
         attempts=attempts,
         world_size=world_size,
-        hosts=len({rank.host for rank in last}),
-        elapsed_s=_elapsed_s(processes),
-        steps=sum(max(r.steps for r in ranks if r.attempt == attempt) for attempt in attempts),
+        hosts=len({one.host for one in last or launchers}),
+        elapsed_s=_elapsed_s(processes) if ranks else _launched_s(summary.launchers.values()),
+        steps=sum(max((r.steps for r in ranks if r.attempt == attempt), default=0) for attempt in attempts),
         steps_per_s=_median(rank.steps_per_s for rank in last),
         goodput_ratio=_goodput_of(states_s),
         states_s=states_s,
@@ -82,7 +84,26 @@ def build_report(summary: Summary, folder: Path, silent_s: float | None) -> RunR
         tokens_per_s=_sum_of_known(rank.tokens_per_s for rank in last),
         flops_per_s=_sum_of_known(rank.flops_per_s for rank in last),
         mfu_ratio=_mean_of_known([rank.mfu_ratio for rank in last]),
+        launchers=launchers,
     )
+
+
+def _launcher_reports(summary: Summary, ranks: Sequence[RankReport]) -> Iterable[LauncherReport]:
+    for one in sorted(summary.launchers.values(), key=lambda launcher: (launcher.began_unix_ns, launcher.host)):
+        host = _printable(one.host)
+        yield LauncherReport(
+            host=host,
+            pid=one.pid,
+            attempt=one.attempt,
+            came_to_ranks=any(rank.host == host and rank.attempt >= one.attempt for rank in ranks),
+            ended=one.how,
+            operation=_printable(one.operation) if one.operation else None,
+            operation_s=one.operation_ns * _S_PER_NS,
+            outcome=one.outcome,
+            error=_printable(one.error) if one.error else None,
+            workers_ended=one.workers_ended,
+            worker_cause=_printable(one.worker_cause) if one.worker_cause else None,
+        )
 
 
 def _rank_report(process: RankSummary) -> RankReport:
@@ -181,6 +202,18 @@ def _state_of(ranks: Sequence[RankReport]) -> str:
     if any(rank.failed for rank in ranks):
         return "failed"
     return "stopped" if any(rank.stopped for rank in ranks) else "finished"
+
+
+def _state_of_launchers(launchers: Sequence[LauncherReport]) -> str:
+    if any(launcher.ended == "running" for launcher in launchers):
+        return "running"
+    return "failed" if any(launcher.failed for launcher in launchers) else "finished"
+
+
+def _launched_s(launchers: Iterable[LauncherSummary]) -> float:
+    """From the start of the first launcher to the last news of any."""
+    lived = [(launcher.began_unix_ns, launcher.seen_unix_ns) for launcher in launchers]
+    return (max(end for _, end in lived) - min(start for start, _ in lived)) * _S_PER_NS
 
 
 def _elapsed_s(processes: Sequence[RankSummary]) -> float:

@@ -100,8 +100,8 @@ def from_ledger(folder: Path) -> Source:
             history.add_all(launches.number(ledger.read(folder / LEDGER, reading)))
     except FileNotFoundError:
         raise RunNotFound(
-            f"{folder} holds no ledger: no process has been seen yet; if nothing reads the recordings "
-            f"(TRAINSPAN_RELAY=off), fold them first: trainspan replay {folder}"
+            f"{folder} holds no ledger: no rank has been seen yet (what has: trainspan report {folder}); if nothing "
+            f"reads the recordings (TRAINSPAN_RELAY=off), fold them first: trainspan replay {folder}"
         ) from None
     except OSError as error:
         raise RunNotFound(f"{folder / LEDGER} cannot be read: {error.strerror}") from error

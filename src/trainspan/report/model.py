@@ -97,6 +97,34 @@ class RankReport:
 
 
 @dataclass(frozen=True, slots=True)
+class LauncherReport:
+    """What starts the ranks of a host: torchrun, or whatever else has an agent of torchelastic.
+
+    `attempt`: the newest that it worked for; `came_to_ranks`: whether a rank of its host has begun to train in it.
+    `operation`: what it is doing, or did last, for `operation_s`; `outcome`: `open` (it goes on, or the launcher ended
+    in it), `done` or `failed`, with the class of the exception as `error`. `workers_ended`: workers of that attempt
+    that have failed, most of them by `worker_cause`. `ended`: running, closed or died.
+    """
+
+    host: str
+    pid: int
+    attempt: int
+    came_to_ranks: bool
+    ended: str
+    operation: str | None
+    operation_s: float
+    outcome: str
+    error: str | None
+    workers_ended: int
+    worker_cause: str | None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has not done what it is there for."""
+        return self.ended == "died" or self.outcome == "failed" or self.workers_ended > 0
+
+
+@dataclass(frozen=True, slots=True)
 class Unusual:
     """The ranks that lost most of a slow step to the same phase; `excess_s` is the most beyond its usual time."""
 
@@ -136,6 +164,8 @@ class RunReport:
     `samples_per_s`, `tokens_per_s` and `flops_per_s` are of all ranks of the last attempt that is known here together,
     `mfu_ratio` is the mean of theirs.
     `ranks_missing`: ranks of the last attempt of which there is no summary here.
+    `launchers`: in the order in which they began. A run can have nothing else: then no rank has begun to train, and
+    `attempts`, `hosts` and `elapsed_s` are theirs.
     """
 
     run: str
@@ -159,6 +189,7 @@ class RunReport:
     tokens_per_s: float | None = None
     flops_per_s: float | None = None
     mfu_ratio: float | None = None
+    launchers: tuple[LauncherReport, ...] = ()
 
     @property
     def last_attempt(self) -> tuple[RankReport, ...]:

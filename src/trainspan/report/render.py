@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainspan.report import outliers
-from trainspan.report.model import RankReport, RunReport, SlowStep, Unusual
+from trainspan.report.model import LauncherReport, RankReport, RunReport, SlowStep, Unusual
 from trainspan.report.quantities import MISSING, count_rate, duration, energy, flop_rate, rate, ratio
 
 WIDTH: Final = 80
@@ -36,7 +36,8 @@ def render(report: RunReport) -> RenderableType:
     """The whole report."""
     ranks = report.last_attempt
     few = len(ranks) <= RANKS_SHOWN
-    parts: list[RenderableType] = [*_failures(report), *_standstills(report), *_header(report)]
+    first = (*_failures(report), *_launchers(report), *_standstills(report))
+    parts: list[RenderableType] = [*first, *_header(report)]
     if any(rank.steps for rank in ranks):
         parts += _section("Ranks", _rank_table(ranks, report.hosts) if few else _rank_spread(ranks))
         parts += _section("Phases", _phase_table(ranks) if few else _phase_spread(ranks))
@@ -60,6 +61,42 @@ def _failures(report: RunReport) -> Iterable[RenderableType]:
         yield Text(f"and {more} more ranks that did not end well", style="bold red")
     if report.failures:
         yield Text()
+
+
+def _launchers(report: RunReport) -> Iterable[RenderableType]:
+    """The launchers whose newest attempt has come to no rank, and why."""
+    without = [launcher for launcher in report.launchers if not launcher.came_to_ranks]
+    for one in without[:FAILURES_SHOWN]:
+        ended = one.ended != "running"
+        never = "no rank ever started" if ended else "no rank has started yet"
+        if report.ranks:
+            never = f"attempt {one.attempt}: {never} on {one.host}"
+        elif report.hosts > 1:
+            never = f"{never} on {one.host}"
+        yield Text(f"{never}: {_why_no_rank(one)}", style="bold red" if ended else "bold yellow")
+    more = len(without) - FAILURES_SHOWN
+    if more > 0:
+        yield Text(f"and {more} more launchers without a rank", style="bold red")
+    if without:
+        yield Text()
+
+
+def _why_no_rank(launcher: LauncherReport) -> str:
+    """`rendezvous failed after 600 s (RendezvousTimeoutError)`: what became of a launcher without a rank."""
+    took = duration(launcher.operation_s)
+    if launcher.outcome == "failed":
+        why = f" ({launcher.error.rpartition('.')[2]})" if launcher.error else ""
+        return f"{launcher.operation} failed after {took}{why}"
+    if launcher.outcome == "open":
+        if launcher.ended == "running":
+            return f"its launcher has been in {launcher.operation} for {took}"
+        return f"its launcher was killed after {took} in {launcher.operation}"
+    if launcher.workers_ended:
+        count = _count(launcher.workers_ended, "worker")
+        return f"{count} failed before the import of torch ({launcher.worker_cause})"
+    if launcher.ended == "running":
+        return "no worker has imported torch yet"
+    return "its launcher was killed" if launcher.ended == "died" else "no worker imported torch"
 
 
 def _standstills(report: RunReport) -> Iterable[RenderableType]:

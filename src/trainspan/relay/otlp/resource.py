@@ -73,7 +73,7 @@ def rank_resource(
 def node_resource(
     run: str,
     attempt: int,
-    node_rank: int,
+    node_rank: int | None,
     host: str,
     environ: Mapping[str, str],
     recorded: Mapping[str, str] | None = None,
@@ -83,7 +83,7 @@ def node_resource(
     Args:
         run: the run's id.
         attempt: number of this incarnation of the run.
-        node_rank: rank of the node in the job.
+        node_rank: rank of the node in the job; None as long as it has met no other, and has no rank.
         host: name of the host.
         environ: the environment, read by allow-list.
         recorded: what the launcher wrote of its place; None for what the relay itself says.
@@ -93,10 +93,10 @@ def node_resource(
         recorded or {},
         detected={"host.name": host},
         own={
-            "service.instance.id": f"{run}-node{node_rank}",
+            "service.instance.id": f"{run}-{host}" if node_rank is None else f"{run}-node{node_rank}",
             names.RUN_ID: run,
             names.ATTEMPT: attempt,
-            names.NODE_RANK: node_rank,
+            **({} if node_rank is None else {names.NODE_RANK: node_rank}),
         },
     )
 

@@ -58,6 +58,16 @@ def attempt_context(
     return _context(identity.run, identity.attempt if attempt is None else attempt, ("attempt",), what, is_remote)
 
 
+def launcher_context(identity: Identity, *what: str | int) -> SpanContext:
+    """The span `what` in the trace of a launcher's own; without `what`, the launcher.
+
+    Args:
+        identity: of the launcher.
+        what: ("rendezvous", 1500) for what it began to do at that time.
+    """
+    return _context(identity.run, identity.attempt, ("launcher", identity.host, identity.pid), what, is_remote=False)
+
+
 def _context(
     run: str, attempt: int, trace: tuple[str | int, ...], what: tuple[str | int, ...], is_remote: bool
 ) -> SpanContext:
