@@ -296,3 +296,45 @@ def test_training_is_recorded_and_reported(environ: dict[str, str], state: Path)
     assert Path(report["folder"]).parent == state / "runs"
     assert (report["state"], report["steps"], report["world_size"]) == ("finished", 20, 1)
     assert {"forward", "backward", "optimizer"} <= {phase["phase"] for phase in report["ranks"][0]["phases"]}
+
+
+def runs_named(said: str) -> list[str]:
+    """The runs that `trainspan run` names at its end, by their ids."""
+    return [Path(run).name for run in re.findall(r"trainspan report (\S+)", said)]
+
+
+def test_every_run_of_a_command_is_named(environ: dict[str, str], state: Path, tmp_path: Path) -> None:
+    """A script that trains twice makes two runs; whose id is not said is not found."""
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS, encoding="utf-8")
+    train = f"{sys.executable} {script}"
+
+    ran = run(["--", "sh", "-c", f"{train}; {train}"], environ)
+
+    made = sorted(folder.name for folder in (state / "runs").iterdir())
+    assert ran.returncode == 5
+    assert made == [made[0], f"{made[0]}-2"]
+    assert runs_named(ran.stderr) == made
+    assert f"trainspan: recorded 2 runs in {state}/runs; see them with:\n" in ran.stderr
+
+
+def test_many_runs_are_named_within_a_bound(environ: dict[str, str], state: Path) -> None:
+    """A sweep of a thousand must not push its own results off the screen."""
+    script = f"for n in 1 2 3 4 5 6 7 8 9 10; do mkdir -p {state}/runs/$TRAINSPAN_LAUNCH_ID-$n; sleep 0.01; done"
+
+    ran = run(["--", "sh", "-c", script], environ)
+
+    _, earlier, *_ = ran.stderr.splitlines()
+    assert earlier == "trainspan:   ... and 2 earlier ones"
+    assert [name.rpartition("-")[2] for name in runs_named(ran.stderr)] == [str(n) for n in range(3, 11)]
+
+
+def test_runs_that_others_record_meanwhile_are_not_named(environ: dict[str, str], state: Path) -> None:
+    """Many jobs of one user share a directory, and their ranks come and go at the same time."""
+    (state / "runs" / "other-before").mkdir(parents=True)
+    touches = f"mkdir {state}/runs/other-new {state}/runs/other-before/recordings; sleep 0.01; "
+    rendezvous = f"mkdir {state}/runs/eval {state}/runs/train; true --rdzv-id train; true --rdzv-id=eval"
+
+    ran = run(["--", "sh", "-c", touches + rendezvous], environ)
+
+    assert sorted(runs_named(ran.stderr)) == ["eval", "train"]

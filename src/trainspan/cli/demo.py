@@ -49,9 +49,10 @@ def execute(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     environ.setdefault("OMP_NUM_THREADS", "1")  # what torchrun would set, with a warning
     command = command_for(arguments.ranks, arguments.steps)
     print(f"$ {' '.join(['torchrun', *command[3:]])}", flush=True)
-    code, folder = run_recorded(command, environ)
-    if folder is None:
+    code, folders = run_recorded(command, environ)
+    if not folders:
         return code or FAILED
+    folder = folders[-1]
     print()
     console_for().print(render(report_of(folder)))
     print(f"\n{_how_to_look(folder, environ)}")

@@ -4,14 +4,13 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from trainspan import identity, launch
 from trainspan.cli.child import NotStarted, run_to_end, signals_held, wait_until
 from trainspan.cli.command import USAGE, add_dir, settings_of, with_dir
-from trainspan.recording import places
 from trainspan.role import Role
 from trainspan.settings import Settings, state_dir
 
@@ -30,6 +29,9 @@ goes to OTEL_EXPORTER_OTLP_ENDPOINT, or stays in the run folder.
 RELAY_TIMEOUT_S: Final = 5.0
 """How long the end of the command waits for the last export; a relay that needs longer goes on without us."""
 RELAY_PATIENCE_S: Final = 1.0
+
+RUNS_NAMED: Final = 8
+"""Of a command that leaves many, the last ones."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,8 +54,10 @@ def execute(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return run_recorded(command, environ)[0]
 
 
-def run_recorded(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, Path | None]:
-    """(exit code of `command`, the run folder it left): recorded, and waited for until the relay has left.
+def run_recorded(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, list[Path]]:
+    """(exit code of `command`, the run folders it left): recorded, and waited for until the relays have left.
+
+    The folders are in the order in which they changed last.
 
     Raises:
         SettingError: a TRAINSPAN_* variable is not understood.
@@ -69,35 +73,43 @@ def run_recorded(command: Sequence[str], environ: Mapping[str, str]) -> tuple[in
             code = run_to_end(command, environ, mask)
         except NotStarted as error:
             print(f"trainspan run: {error}", file=sys.stderr)
-            return error.code, None
-        folder = _recorded_folder(settings, environ, command, before)
-        if folder is None:
+            return error.code, []
+        folders = _recorded_folders(settings, environ, command, before)
+        if not folders:
             say("nothing was recorded: no process of this command trained with torch (see: trainspan doctor)")
-            return code, None
-        _wait_for_relay(_recordings_of(folder, settings))
-    say(_where(folder, settings))
-    return code, folder
+            return code, []
+        _wait_for_relays([_recordings_of(folder, settings) for folder in folders])
+    for line in _where(folders, settings):
+        say(line)
+    return code, folders
 
 
-def _recorded_folder(
+def _recorded_folders(
     settings: Settings, environ: Mapping[str, str], command: Sequence[str], before: Mapping[Path, int]
-) -> Path | None:
-    """The run folder the command left, or None.
+) -> list[Path]:
+    """The run folders the command left.
 
-    Its name is not certain beforehand: torchrun gives its workers a rendezvous id, which then names the run. So the
-    folder that was predicted counts if it was touched, else the newest one that was.
+    Their names are not certain beforehand: torchrun gives its workers a rendezvous id, which then names the run. So
+    those that were predicted count if they were touched, else those that are new, else the newest one that was
+    touched: other jobs of this user may record beside us.
     """
     touched = {folder: when for folder, when in _touched(settings, environ).items() if when != before.get(folder)}
-    predicted = _predicted_folder(settings, environ, command)
-    return predicted if predicted in touched else max(touched, key=lambda folder: touched[folder], default=None)
+    by_time = sorted(touched, key=lambda folder: touched[folder])
+    predicted = "|".join(map(re.escape, _predicted(settings, environ, command)))
+    # Below one name that was given to a command, the second training is `<name>-2`.
+    ours = re.compile(f"({predicted})" if settings.run_id else rf"({predicted})(-\d+)?")
+    return (
+        [folder for folder in by_time if ours.fullmatch(folder.name)]
+        or [folder for folder in by_time if folder not in before]
+        or by_time[-1:]
+    )
 
 
-def _predicted_folder(settings: Settings, environ: Mapping[str, str], command: Sequence[str]) -> Path:
-    rendezvous = re.search(r" --rdzv[-_]id[ =](\S+)", " ".join(command))
-    elastic = rendezvous[1] if rendezvous else environ.get("PET_RDZV_ID")
-    known = {**environ, "TORCHELASTIC_RUN_ID": elastic} if elastic else environ
-    run = identity.identify(settings, known, Role.RANK).run
-    return places.run_folder(state_dir(settings, environ), run)
+def _predicted(settings: Settings, environ: Mapping[str, str], command: Sequence[str]) -> Iterator[str]:
+    elastic = re.findall(r"--rdzv[-_]id[ =]([^\s;&|'\"]+)", " ".join(command))
+    for rendezvous in (None, *elastic, environ.get("PET_RDZV_ID")):
+        known = {**environ, "TORCHELASTIC_RUN_ID": rendezvous} if rendezvous else environ
+        yield identity.identify(settings, known, Role.RANK).run
 
 
 def _touched(settings: Settings, environ: Mapping[str, str]) -> dict[Path, int]:
@@ -124,11 +136,11 @@ def _recordings_of(folder: Path, settings: Settings) -> Path:
     return folder / "recordings" / os.uname().nodename
 
 
-def _wait_for_relay(recordings: Path) -> None:
+def _wait_for_relays(recordings: Sequence[Path]) -> None:
     def say() -> None:
         _say("the relay is exporting the last of it ...")
 
-    if not wait_until(lambda: _relay_left(recordings), RELAY_TIMEOUT_S, RELAY_PATIENCE_S, say):
+    if not wait_until(lambda: all(map(_relay_left, recordings)), RELAY_TIMEOUT_S, RELAY_PATIENCE_S, say):
         _say("the relay has not finished exporting; it goes on by itself")
 
 
@@ -139,12 +151,17 @@ def _relay_left(recordings: Path) -> bool:
         return True  # its last act was to remove the directory, or there never was one
 
 
-def _where(folder: Path, settings: Settings) -> str:
+def _where(folders: Sequence[Path], settings: Settings) -> Iterator[str]:
     # The id is enough only where the next command looks in the same place by itself.
-    run = folder if settings.dir else folder.name
-    if settings.relay == "off":
-        return f"recorded in {folder}; deliver it with: trainspan replay {run}"
-    return f"recorded in {folder}; see it with: trainspan report {run}"
+    runs = [folder if settings.dir else folder.name for folder in folders]
+    verb, command = ("deliver", "replay") if settings.relay == "off" else ("see", "report")
+    if len(runs) == 1:
+        yield f"recorded in {folders[0]}; {verb} it with: trainspan {command} {runs[0]}"
+        return
+    yield f"recorded {len(runs)} runs in {folders[0].parent}; {verb} them with:"
+    if len(runs) > RUNS_NAMED:
+        yield f"  ... and {len(runs) - RUNS_NAMED} earlier ones"
+    yield from (f"  trainspan {command} {run}" for run in runs[-RUNS_NAMED:])
 
 
 def _silent(_: str) -> None:
