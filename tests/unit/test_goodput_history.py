@@ -9,6 +9,7 @@ from tests.unit.goodput_facts import S, activity, begun, ended, history_of, seco
 from trainspan.clock import Anchor
 from trainspan.names import Phase
 from trainspan.relay.goodput.facts import Alive, Begun, Fact, Loaded, Piece, Saved, Step, step_of
+from trainspan.relay.goodput.life import DETAIL_STEPS, PIECES
 from trainspan.relay.goodput.queries import Scope, Window, ettr, mfu, pace, report, reports, rolling
 from trainspan.relay.timeline.records import Interval, RankStep
 
@@ -563,3 +564,32 @@ class TestQuestions:
         answer = report(self.HISTORY)
 
         assert replace(answer, steps=0) != answer
+
+
+def test_thinned_run_keeps_its_newest_steps_and_the_number_of_all() -> None:
+    """However fast its steps, a life holds what the next hour is asked about, and little else."""
+    told: list[Fact] = [begun(0), *steps(0, [at / 100 for at in range(100_001)], wait=0.002)]
+    history, whole = history_of(told), history_of(told)
+
+    for at_s in (400, 700, 1000):
+        history.thin(at_s * S)
+
+    [life], [exact] = history.lives_in(0), whole.lives_in(0)
+    assert len(life.steps) < DETAIL_STEPS + 4 * PIECES
+    assert life.steps.starts[-DETAIL_STEPS:] == exact.steps.starts[-DETAIL_STEPS:]
+    assert report(history).to_json() == report(whole).to_json()
+    assert report(history, window_s(0, 500)).steps == pytest.approx(50_000, rel=1 / PIECES)
+    assert pace(history) == pace(whole)
+
+
+def test_what_was_lost_long_ago_is_counted_to_the_step() -> None:
+    """A run that takes up a checkpoint of yesterday does a day's work again, whatever is told as one by then."""
+    told: list[Fact] = [begun(0), *steps(0, range(90_001))]
+    history = history_of(told)
+
+    history.thin(90_000 * S)
+    history.add_all([begun(90_010, attempt=1), *steps(20_001, [90_020, 90_021], attempt=1)])
+
+    [disruption] = history.disruptions()
+    assert disruption.lost_steps == 90_000 - 20_001
+    assert report(history).steps_lost == 90_000 - 20_001

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.goodput_facts import HISTORIES, HOSTILE, LONGEST_S, S, as_runs, history_of, runs
 from trainspan.relay.goodput.facts import Fact
 from trainspan.relay.goodput.history import JOB, RunHistory
-from trainspan.relay.goodput.life import Life
+from trainspan.relay.goodput.life import DETAIL_NS, Life
 from trainspan.relay.goodput.queries import Scope, Window, account_ns, report, reports
 from trainspan.relay.goodput.states import PRODUCTIVE, STRAGGLER_WAIT, UNCOVERED
 
@@ -185,7 +185,7 @@ def test_thinning_changes_no_sum(facts: list[Fact], until: int) -> None:
     """Memory is bounded by giving up places in time, never time itself."""
     history, thinned = history_of(facts), history_of(facts)
 
-    thinned.thin(until * S)
+    thinned.thin(until * S + DETAIL_NS)
 
     for scope in scopes_of(history):
         assert account_ns(thinned, scope=scope) == account_ns(history, scope=scope)

@@ -120,10 +120,20 @@ def test_thinning_keeps_the_sums_and_gives_up_the_segments() -> None:
     track, count = stripes(6 * CHUNK_SEGMENTS), 6 * CHUNK_SEGMENTS
     whole = track.total()
 
-    track.thin(count // 2)
+    track.thin(count // 2, lambda _: 2 * CHUNK_SEGMENTS)
 
     assert track.total() == whole
     assert len(list(track.segments(0, count))) < count // 2 + 10
+    assert positive(track.sums(0, 2 * CHUNK_SEGMENTS)) == positive(stripes(count).sums(0, 2 * CHUNK_SEGMENTS))
+
+
+def test_chunks_longer_than_they_may_become_keep_their_segments() -> None:
+    """Slow steps have few segments: an hour of them must not become one colour."""
+    track, count = stripes(6 * CHUNK_SEGMENTS), 6 * CHUNK_SEGMENTS
+
+    track.thin(count // 2, lambda _: CHUNK_SEGMENTS - 1)
+
+    assert list(track.segments(0, count)) == list(stripes(count).segments(0, count))
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.goodput_facts import S, begun, ended, steps
+from tests.unit.goodput_facts import S, begun, ended, history_of, steps
 from trainspan.relay.goodput.facts import Fact, Loaded, Saved
 from trainspan.relay.goodput.ledger import LedgerWriter
-from trainspan.relay.live_history import KEPT_NS, LiveHistory, Resumption
+from trainspan.relay.goodput.life import PIECES
+from trainspan.relay.goodput.queries import WHOLE, Scope, report, rolling
+from trainspan.relay.live_history import THIN_EVERY, LiveHistory, Resumption
 
 FIRST: list[Fact] = [
     begun(0, in_run=False),
@@ -80,10 +82,23 @@ def test_windows_that_hold_no_time_are_left_out(history: LiveHistory) -> None:
     assert said.goodput["run"] == pytest.approx(10 / 20)
 
 
-def test_detail_of_long_ago_is_let_go_and_the_sums_stay(history: LiveHistory) -> None:
-    """A run of a year must not fill the memory of every node."""
-    before = history.of_rank(0, 0, 20 * S).goodput["run"]
+def test_detail_of_long_ago_is_let_go_and_the_windows_hold(tmp_path: Path) -> None:
+    """A relay that keeps every step needs 70 MB for eight ranks and a day, and asks all of them at each export."""
+    waits = (0.0, 0.1, 0.4, 0.2)
+    told: list[Fact] = [
+        begun(0),
+        *(one for at in range(40_000) for one in steps(at, [at, at + 1], wait=waits[at // 500 % 4])),
+    ]
+    live, whole = LiveHistory(tmp_path / "ledger"), history_of(told)
+    now_ns = 40_000 * S
 
-    history.thin(20 * S + KEPT_NS)
+    for at in range(0, len(told), 1000):
+        live.add(told[at : at + 1000])
 
-    assert history.of_rank(0, 0, 20 * S).goodput["run"] == pytest.approx(before)
+    exact = {
+        name: report(whole, window, Scope(rank=0)).goodput
+        for name, window in {"run": WHOLE, "attempt": WHOLE, "1h": rolling(3600 * S, now_ns)}.items()
+    }
+    said = live.of_rank(0, 0, now_ns).goodput
+    assert {name: said[name] for name in exact} == pytest.approx(exact, rel=1 / PIECES)
+    assert live.places < 3600 + THIN_EVERY + 8 * PIECES

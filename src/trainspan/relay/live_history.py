@@ -1,7 +1,8 @@
 """The goodput engine fed live: what this node knows of the run, all attempts before this relay included.
 
-Kept within bounds: of time more than a day ago only sums are kept (`RunHistory.thin`). What cannot be seen from one
-node, the job over all of them, is `trainspan goodput`'s to say, from the ledgers of all nodes.
+Kept within bounds: what lies back is told in ever longer pieces (`RunHistory.thin`), by the count of facts and not by
+a clock, so that a replay and a loop of fast steps are bounded too. What cannot be seen from one node, the job over all
+of them, is `trainspan goodput`'s to say, from the ledgers of all nodes.
 """
 
 from collections import Counter
@@ -16,8 +17,8 @@ from trainspan.relay.goodput.queries import WHOLE, Scope, Window, pace, report, 
 
 _S: Final = 1_000_000_000
 ROLLING_NS: Final[Mapping[str, int]] = {"1h": 3600 * _S, "24h": 86400 * _S}
-KEPT_NS: Final = 25 * 3600 * _S
-THIN_EVERY_NS: Final = 3600 * _S
+THIN_EVERY: Final = 16_384
+"""Facts of a rank, on average, between two looks for what can be told in less detail."""
 
 
 class Resumption(NamedTuple):
@@ -52,11 +53,20 @@ class LiveHistory:
     def __init__(self, folder: Path):
         self._folder = folder
         self._read: RunHistory | None = None
-        self._thinned_unix_ns = 0
+        self._since_thinned = 0
 
     def add(self, facts: Iterable[Fact]) -> None:
         """Take facts in; any order, any number of times."""
-        self._history.add_all(facts)
+        told = list(facts)
+        self._history.add_all(told)
+        self._since_thinned += len(told)
+        if self._since_thinned >= THIN_EVERY * max(len(self._history.ranks), 1):
+            self._thin(self._history)
+
+    @property
+    def places(self) -> int:
+        """How much detail is kept: stretches that steps are told in, over all ranks and attempts."""
+        return sum(len(life.steps) for attempt in self._history.attempts for life in self._history.lives_in(attempt))
 
     def resumption(self, attempt: int) -> Resumption:
         """What the attempt begins with."""
@@ -93,11 +103,10 @@ class LiveHistory:
             None if found is None else found.deviation_s,
         )
 
-    def thin(self, now_unix_ns: int) -> None:
-        """Let go of detail, once an hour."""
-        if self._read is not None and now_unix_ns - self._thinned_unix_ns >= THIN_EVERY_NS:
-            self._thinned_unix_ns = now_unix_ns
-            self._read.thin(now_unix_ns - KEPT_NS)
+    def _thin(self, history: RunHistory) -> None:
+        self._since_thinned = 0
+        if history.last_sign_ns is not None:
+            history.thin(history.last_sign_ns)
 
     @property
     def _history(self) -> RunHistory:
@@ -105,4 +114,5 @@ class LiveHistory:
             self._read = RunHistory()
             if self._folder.is_dir():
                 self._read.add_all(ledger.read(self._folder))
+                self._thin(self._read)
         return self._read

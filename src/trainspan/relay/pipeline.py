@@ -274,7 +274,6 @@ class Pipeline:
         gpus = self._gpus.readings
         node = NodeReading(resource, self._started_unix_ns, self._health, shared, restarts, gpus, *launched)
         self._outlet.put_metrics(metrics_of(readings, node, time.time_ns()))
-        history.thin(time.time_ns())
 
     def _charge_energy(self, now_ns: int) -> None:
         self._gpus.look(now_ns)

@@ -198,20 +198,19 @@ class RunHistory:
                 written[key] = max(written.get(key, save.at_ns), save.at_ns)
         return sorted((attempt, step, at_ns) for (attempt, step), at_ns in written.items())
 
-    def thin(self, time_ns: int) -> None:
-        """Bound the memory: keep less detail of what lies before `time_ns`.
+    def thin(self, now_ns: int) -> None:
+        """Bound the memory: keep less detail of what lies back, as `life.DETAIL_NS` and `life.PIECES` have it.
 
-        Sums stay exact. Edges of windows and steps done again that lie before it become approximate, by at most the
-        length of 64 steps or of one chunk of a track. Facts that arrive later about time before it are taken in, but
-        the job's view of that time is then made from what is left.
+        Sums stay exact. Edges of windows and steps done again that lie back become approximate, by at most one piece.
+        Facts that arrive later about such time are taken in, but the job's view of it is then made from what is left.
         """
-        if self._lives:
+        if self._jobs:
             self.clock(JOB)
         for lives in self._lives.values():
             for life in lives.values():
-                life.thin(time_ns)
+                life.thin(now_ns)
         for job in self._jobs.values():
-            job.thin(time_ns)
+            job.thin(now_ns)
         self._shape += 1
 
 

@@ -98,9 +98,9 @@ class Job:
             else:
                 places = [place + (key < latest) for place, key in zip(places, keys, strict=True)]
 
-    def thin(self, time_ns: int) -> None:
+    def thin(self, now_ns: int) -> None:
         """As `Life.thin`."""
-        del self._runs[: self.life.thin(time_ns)]
+        del self._runs[: self.life.thin(now_ns)]
 
 
 def _line(rank: Life, start_ns: int, end_ns: int) -> Iterator[Segment]:

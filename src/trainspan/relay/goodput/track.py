@@ -7,7 +7,8 @@ A window costs two bisections and at most two chunks.
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 from trainspan.relay.goodput.states import UNCOVERED
 
@@ -16,6 +17,9 @@ CHUNK_SEGMENTS = 192
 Sums = dict[int, int]
 Segment = tuple[int, int, int]
 """(start_ns, end_ns, code)."""
+
+Longest: TypeAlias = Callable[[int], int]
+"""How long, in ns, what begins at a time may become when it is told as one."""
 
 
 class _Chunk:
@@ -221,22 +225,52 @@ class Track:
             ]
             self._replace(place, len(self._chunks), kept)
 
-    def thin(self, time_ns: int, spans: Sequence[tuple[int, int]] = ()) -> None:
-        """Give up the order inside chunks that end before `time_ns`: each keeps one segment per code, the sums stay.
+    def thin(self, until_ns: int, longest_ns: Longest, spans: Sequence[tuple[int, int]] = ()) -> None:
+        """Give up the order inside chunks, and between neighbours: what is left of them has one segment per code.
+
+        The sums stay.
 
         Args:
-            time_ns: chunks that reach beyond it are kept as they are.
-            spans: chunks that touch one of these are kept too.
+            until_ns: chunks that reach beyond it are kept as they are.
+            longest_ns: how long what begins at a time may become; a chunk that is longer is kept as it is.
+            spans: in order; chunks that touch one of these are kept too.
         """
-        for place in range(bisect_right(self._edges, time_ns) - 1):
-            chunk, start_ns, end_ns = self._chunks[place], self._edges[place], self._edges[place + 1]
-            if len(chunk.codes) > len(chunk.sums) and not any(a < end_ns and start_ns < b for a, b in spans):
-                self._chunks[place] = _thinned(chunk)
+        chunks: list[_Chunk] = []
+        edges: list[int] = []
+        end = max(bisect_right(self._edges, until_ns) - 1, 0)
+        place = 0
+        while place < end:
+            start_ns, last = self._edges[place], place
+            if self._is_plain(place, spans) and self._edges[place + 1] - start_ns <= longest_ns(start_ns):
+                while (
+                    last + 1 < end
+                    and self._edges[last + 2] - start_ns <= longest_ns(start_ns)
+                    and self._is_plain(last + 1, spans)
+                ):
+                    last += 1
+                chunks.append(_thinned(self._chunks[place : last + 1]))
+            else:
+                chunks.append(self._chunks[place])
+            edges.append(start_ns)
+            place = last + 1
+        self._chunks[:end], self._edges[:end] = chunks, edges
+        del self._prefix[1:]
+
+    def _is_plain(self, place: int, spans: Sequence[tuple[int, int]]) -> bool:
+        """Whether the chunk at `place`, which is not the last one, touches none of `spans`."""
+        behind = bisect_right(spans, self._edges[place], key=lambda span: span[1])
+        return behind == len(spans) or spans[behind][0] >= self._edges[place + 1]
 
 
-def _thinned(chunk: _Chunk) -> _Chunk:
-    segments, start_ns = [], chunk.starts[0]
-    for code, length_ns in sorted(chunk.sums.items()):
+def _thinned(chunks: Sequence[_Chunk]) -> _Chunk:
+    """What neighbouring chunks hold, with one segment per code."""
+    if len(chunks) == 1 and len(chunks[0].codes) <= len(chunks[0].sums):
+        return chunks[0]
+    sums: Sums = {}
+    for chunk in chunks:
+        add(sums, chunk.sums)
+    segments, start_ns = [], chunks[0].starts[0]
+    for code, length_ns in sorted(sums.items()):
         if length_ns:
             segments.append((start_ns, start_ns + length_ns, code))
             start_ns += length_ns
