@@ -28,9 +28,9 @@ def follower(tmp_path: Path) -> Iterator[RankFollower]:
     recording.writer.close(1)
 
 
-def test_energy_becomes_metrics_and_summary(follower: RankFollower, tmp_path: Path) -> None:
+def test_energy_becomes_metrics_and_summary(follower: RankFollower) -> None:
     """A kilowatt hour is 400 g here; and what is not known is not zero."""
-    history = LiveHistory(tmp_path / "ledger")
+    history = LiveHistory(list)
     before = follower.read_metrics(NOW_NS, history)
 
     follower.charge_energy(Charge({Phase.FORWARD: 1.2e6, Phase.BACKWARD: 2.0e6}, 5_000_000_000))
@@ -45,9 +45,9 @@ def test_energy_becomes_metrics_and_summary(follower: RankFollower, tmp_path: Pa
     assert (follower.summary.energy_j, follower.summary.energy_s) == (3.6e6, 6.0)
 
 
-def test_the_energy_of_its_last_moments_is_told_after_its_end(follower: RankFollower, tmp_path: Path) -> None:
+def test_the_energy_of_its_last_moments_is_told_after_its_end(follower: RankFollower) -> None:
     """It is known when the GPU is read next, and by then the rank has been told of for the last time."""
-    history = LiveHistory(tmp_path / "ledger")
+    history = LiveHistory(list)
     follower.finish(ProcessEnd(NOW_NS, "closed"))
     last = follower.read_metrics(NOW_NS, history)
     follower.charge_energy(Charge({Phase.FORWARD: 100.0}, 1_000_000))

@@ -48,9 +48,9 @@ def look(follower: RankFollower, marks: list[int], *events: dict[str, Any]) -> l
     return steps
 
 
-def reading_of(follower: RankFollower, folder: Path) -> RankReading:
+def reading_of(follower: RankFollower) -> RankReading:
     """What its metrics are made of."""
-    reading = follower.read_metrics(BEGIN_NS + 1000, LiveHistory(folder / "ledger"))
+    reading = follower.read_metrics(BEGIN_NS + 1000, LiveHistory(list))
     assert reading is not None
     return reading
 
@@ -151,7 +151,7 @@ def test_first_step_is_told_once(follower: RankFollower) -> None:
     assert (told.name, told.start_ns, told.end_ns) == ("training.init.first_step", BEGIN_NS, BEGIN_NS + 100)
 
 
-def test_skipped_steps_are_counted_among_the_others(follower: RankFollower, tmp_path: Path) -> None:
+def test_skipped_steps_are_counted_among_the_others(follower: RankFollower) -> None:
     """Each is a step the data went through, and nothing was learned in."""
     tape = MarkTape(BEGIN_NS)
     for number in range(3):
@@ -164,7 +164,7 @@ def test_skipped_steps_are_counted_among_the_others(follower: RankFollower, tmp_
 
     assert [(step.number, step.skipped) for step in steps] == [(0, False), (1, True), (2, False)]
     assert follower.timeline.invalid == 0
-    assert reading_of(follower, tmp_path).skipped == 1
+    assert reading_of(follower).skipped == 1
 
 
 def test_collectives_are_counted_by_time_and_size(follower: RankFollower, aggregates: StepAggregates) -> None:
@@ -189,7 +189,7 @@ def test_collectives_are_counted_by_time_and_size(follower: RankFollower, aggreg
     assert aggregates.sizes == {("all_reduce", "default_pg"): {64: 9}}
 
 
-def test_counters_and_facts_are_read_with_distrust(follower: RankFollower, tmp_path: Path) -> None:
+def test_counters_and_facts_are_read_with_distrust(follower: RankFollower) -> None:
     """A log can hold anything."""
     compiled = {"ts": 1, "event": "compiled", "compilations": 3, "recompilations": -1, "graph_breaks": "many"}
     ddp = {"ts": 1, "event": "ddp", "backward_comm_ns": 5, "bucket_bytes": True, "iteration": 2}
@@ -197,7 +197,7 @@ def test_counters_and_facts_are_read_with_distrust(follower: RankFollower, tmp_p
 
     look(follower, [], compiled, ddp, facts)
 
-    reading = reading_of(follower, tmp_path)
+    reading = reading_of(follower)
     assert reading.compiled == {"compilations": 3}
     assert reading.reducer == {"backward_comm_ns": 5}
     assert (follower.facts, follower.started_ns) == ({"training.model.class": "Net"}, 7)
@@ -227,13 +227,13 @@ def test_stall_is_told_when_it_is_one_and_has_a_span_when_it_is_over(follower: R
     assert span.attributes == {"training.phase": "other", "training.step": 1}
 
 
-def test_stall_that_ends_the_process_reaches_to_its_end(follower: RankFollower, tmp_path: Path) -> None:
+def test_stall_that_ends_the_process_reaches_to_its_end(follower: RankFollower) -> None:
     """A job that hung is killed: the hang must not go with it."""
     tape = MarkTape(BEGIN_NS)
     plain(tape, 0)
     look(follower, tape.words)
     follower.note_alive(tape.now_ns + 61 * S)
-    reading = follower.read_metrics(tape.now_ns + 61 * S, LiveHistory(tmp_path / "ledger"))
+    reading = follower.read_metrics(tape.now_ns + 61 * S, LiveHistory(list))
 
     follower.finish(ProcessEnd(tape.now_ns + 90 * S, "died"))
 

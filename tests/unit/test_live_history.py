@@ -28,12 +28,12 @@ def history(tmp_path: Path) -> LiveHistory:
     writer = LedgerWriter(folder, "n0", 1)
     writer.append(FIRST)
     writer.close()
-    return LiveHistory(folder)
+    return LiveHistory(lambda: sorted(folder.iterdir()))
 
 
-def test_first_attempt_begins_with_nothing(tmp_path: Path) -> None:
+def test_first_attempt_begins_with_nothing() -> None:
     """Most runs have no other."""
-    history = LiveHistory(tmp_path / "ledger")
+    history = LiveHistory(list)
     history.add(FIRST)
 
     assert history.resumption(0) == Resumption(0, 0, known=True)
@@ -61,9 +61,9 @@ def test_without_a_load_the_first_step_tells(history: LiveHistory) -> None:
     assert history.resumption(1) == Resumption(4 * S, 5, known=True)
 
 
-def test_silence_counts_in_every_window_while_the_rank_lives(tmp_path: Path) -> None:
+def test_silence_counts_in_every_window_while_the_rank_lives() -> None:
     """A gauge that stands still while the job hangs says that all is well."""
-    history = LiveHistory(tmp_path / "ledger")
+    history = LiveHistory(list)
     history.add(FIRST[:-1])
 
     said = history.of_rank(0, 0, 100 * S)
@@ -82,14 +82,14 @@ def test_windows_that_hold_no_time_are_left_out(history: LiveHistory) -> None:
     assert said.goodput["run"] == pytest.approx(10 / 20)
 
 
-def test_detail_of_long_ago_is_let_go_and_the_windows_hold(tmp_path: Path) -> None:
+def test_detail_of_long_ago_is_let_go_and_the_windows_hold() -> None:
     """A relay that keeps every step needs 70 MB for eight ranks and a day, and asks all of them at each export."""
     waits = (0.0, 0.1, 0.4, 0.2)
     told: list[Fact] = [
         begun(0),
         *(one for at in range(40_000) for one in steps(at, [at, at + 1], wait=waits[at // 500 % 4])),
     ]
-    live, whole = LiveHistory(tmp_path / "ledger"), history_of(told)
+    live, whole = LiveHistory(list), history_of(told)
     now_ns = 40_000 * S
 
     for at in range(0, len(told), 1000):

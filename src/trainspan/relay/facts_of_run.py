@@ -24,6 +24,7 @@ from trainspan.relay.follower import RankFollower
 from trainspan.relay.goodput.facts import Activity, Alive, Begun, Ended, Fact, Loaded, Saved, step_of
 from trainspan.relay.goodput.ledger import LedgerWriter
 from trainspan.relay.live_history import LiveHistory
+from trainspan.relay.recall import files_to_read
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.relay.timeline.told import told_of
 from trainspan.relay.timeline.waits import Wait
@@ -194,7 +195,8 @@ class RunLedger:
         self._synced_ns = 0
         self._unsynced = False
         self._failed = False
-        self.history = LiveHistory(self._folder)
+        summary = folder / "summary.json"  # of the node that has rank 0
+        self.history = LiveHistory(lambda: files_to_read(self._folder, node, summary, log))
         self.dropped = 0
 
     def take(

@@ -6,12 +6,12 @@ of them, is `trainspan goodput`'s to say, from the ledgers of all nodes.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from trainspan.relay.goodput import ledger
-from trainspan.relay.goodput.facts import Fact
+from trainspan.relay.goodput.facts import Fact, StepRun
 from trainspan.relay.goodput.history import RunHistory
 from trainspan.relay.goodput.queries import WHOLE, Scope, Window, pace, report, rolling
 
@@ -47,21 +47,17 @@ class LiveHistory:
     """Facts as they come, and answers for the metrics.
 
     Args:
-        folder: of the ledger. What it holds when the first fact comes is read before it.
+        past: the files of the ledger to be read before the first fact is taken in; asked then.
     """
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    def __init__(self, past: Callable[[], Iterable[Path]]):
+        self._past = past
         self._read: RunHistory | None = None
         self._since_thinned = 0
 
     def add(self, facts: Iterable[Fact]) -> None:
         """Take facts in; any order, any number of times."""
-        told = list(facts)
-        self._history.add_all(told)
-        self._since_thinned += len(told)
-        if self._since_thinned >= THIN_EVERY * max(len(self._history.ranks), 1):
-            self._thin(self._history)
+        self._take(self._history, facts)
 
     @property
     def places(self) -> int:
@@ -103,16 +99,19 @@ class LiveHistory:
             None if found is None else found.deviation_s,
         )
 
-    def _thin(self, history: RunHistory) -> None:
-        self._since_thinned = 0
-        if history.last_sign_ns is not None:
-            history.thin(history.last_sign_ns)
+    def _take(self, history: RunHistory, facts: Iterable[Fact]) -> None:
+        for fact in facts:
+            history.add(fact)
+            self._since_thinned += len(fact.numbers) if isinstance(fact, StepRun) else 1
+        if self._since_thinned >= THIN_EVERY * max(len(history.ranks), 1):
+            self._since_thinned = 0
+            if history.last_sign_ns is not None:
+                history.thin(history.last_sign_ns)
 
     @property
     def _history(self) -> RunHistory:
         if self._read is None:
             self._read = RunHistory()
-            if self._folder.is_dir():
-                self._read.add_all(ledger.read(self._folder))
-                self._thin(self._read)
+            for path in self._past():
+                self._take(self._read, ledger.read_file(path, ledger.Reading()))
         return self._read

@@ -15,6 +15,7 @@ A line of columns is `["steps", attempt, rank, base64(zlib(json))]`. The columns
 import base64
 import json
 import os
+import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain, repeat
 from operator import add, sub
 from pathlib import Path
+from typing import NamedTuple
 
 from trainspan.relay.goodput.facts import (
     Activity,
@@ -61,6 +63,7 @@ _KINDS: dict[str, Callable[..., Fact]] = {
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _STEPS = "steps"
+_HEXADECIMAL = re.compile("[0-9a-f]{1,16}")
 
 
 class LedgerWriter:
@@ -78,8 +81,7 @@ class LedgerWriter:
         Raises:
             OSError: the file cannot be made.
         """
-        safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in node)[:64].lstrip(".") or "node"
-        self._stem = f"{safe}-{begin_ns:x}-{os.getpid()}"
+        self._stem = f"{name_of(node)}-{begin_ns:x}-{os.getpid()}"
         self._folder = folder
         self._rotate_bytes = rotate_bytes
         self._number = 0
@@ -126,6 +128,41 @@ class LedgerWriter:
         self._number += 1
         self._open()
         pack(finished)
+
+
+class File(NamedTuple):
+    """A file of a ledger. `node`: its `name_of`; `began_ns`: when its writer began; 0: its name does not tell."""
+
+    path: Path
+    node: str
+    began_ns: int
+    size_bytes: int
+
+
+def name_of(node: str) -> str:
+    """A host as the names of its files have it."""
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in node)[:64].lstrip(".") or "node"
+
+
+def files_in(folder: Path) -> list[File]:
+    """Every file of the ledger, those of each writer in the order in which they were written.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    if not folder.is_dir():
+        return []
+    paths = [path for path in sorted(folder.iterdir()) if path.suffix in (_RAW, _PACKED)]
+    return [_file(path) for path in paths]
+
+
+def _file(path: Path) -> File:
+    node, began, *_ = [*path.stem.rsplit("-", 3), "", ""]
+    try:
+        size_bytes = path.stat().st_size
+    except FileNotFoundError:  # another process has just packed it
+        size_bytes = 0
+    return File(path, node, int(began, 16) if _HEXADECIMAL.fullmatch(began) else 0, size_bytes)
 
 
 @dataclass(slots=True)
