@@ -15,7 +15,6 @@ from tests.integration.relayed import (
     TORCHRUN,
     SpanSeen,
     by_trace,
-    latest_numbers,
     spans_of,
     train_with,
     wait_for_relay,
@@ -105,8 +104,15 @@ def test_rank_that_failed_is_told_from_the_one_that_was_stopped_for_it(sink: Otl
     assert ends[1][1].startswith("process ended by exit code 3 in ")
 
 
-def test_restart_is_told_as_one_after_a_failure_and_a_launch_as_planned(sink: OtlpSink) -> None:
-    """The node that tells it has lost no rank itself. The second launch follows on ranks that had all ended well."""
-    told = latest_numbers(sink, "training.restarts")
+def test_restart_is_told_as_one_after_a_failure(sink: OtlpSink) -> None:
+    """The node that tells it may have lost no rank itself: its own were healthy when the nodes met again."""
+    told = [
+        (attributes_of(point.attributes)["training.restart.reason"], point.as_double or point.as_int)
+        for item in sink.metrics()
+        if item.item.name == "training.restarts"
+        for point in item.item.sum.data_points
+    ]
 
-    assert {reason: count for (*_, reason), count in told.items() if count} == {"failure": 1, "planned": 1}
+    # Of the second launch node 0 may be the new machine, which knows of nothing before it.
+    assert max(count for reason, count in told if reason == "failure") == 1
+    assert {count for reason, count in told if reason == "membership"} <= {0}
