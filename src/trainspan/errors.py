@@ -9,7 +9,11 @@ class SettingError(TrainspanError):
     """A `TRAINSPAN_*` variable has a value that is not understood, or is not one we know."""
 
 
-class RecordingError(TrainspanError):
+class InputError(TrainspanError):
+    """What was asked about cannot be read, or is not what it should be: a run, a file, a directory."""
+
+
+class RecordingError(InputError):
     """A file cannot be read as a recording: foreign, of another layout version, torn or hostile."""
 
 
@@ -17,7 +21,7 @@ class RecordingRefused(TrainspanError):
     """A recording directory or file cannot be used: unwritable, full, or not private to this user."""
 
 
-class RunNotFound(TrainspanError):
+class RunNotFound(InputError):
     """No run folder matches what was asked for."""
 
 

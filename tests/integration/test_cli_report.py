@@ -91,19 +91,19 @@ def test_running_run_says_so(state: Path, capsys: pytest.CaptureFixture[str]) ->
         (["replay", "./nowhere"], "trainspan replay: there is no folder nowhere\n"),
     ],
 )
-def test_missing_run_is_one_line_and_exit_code_1(
+def test_missing_run_is_one_line_and_exit_code_2(
     words: list[str], said: str, state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No traceback: the reader did nothing wrong but a typing error."""
     code = main(words)
 
     shown = capsys.readouterr()
-    assert code == 1
+    assert code == 2
     assert shown.out == ""
     assert shown.err == said.format(state=state)
 
 
-def test_torn_summary_is_one_line_and_exit_code_1(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_torn_summary_is_one_line_and_exit_code_2(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A full disk leaves half a file; the message names it."""
     folder = leave_run(state, rank_of(0, [PLAIN_MS]))
     (folder / "summary.json").write_text('{"schema": "trainsp', encoding="utf-8")
@@ -111,6 +111,6 @@ def test_torn_summary_is_one_line_and_exit_code_1(state: Path, capsys: pytest.Ca
     code = main(["report"])
 
     said = capsys.readouterr().err
-    assert code == 1
+    assert code == 2
     assert said.startswith(f"trainspan report: {folder}/summary.json is not JSON")
     assert said.count("\n") == 1

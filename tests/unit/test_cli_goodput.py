@@ -328,7 +328,7 @@ def test_cache_file_of_the_peer_is_answered(state: Path, capsys: pytest.CaptureF
         (["absent"], "no run 'absent' in {state}/runs"),
     ],
 )
-def test_what_is_not_there_is_one_line_and_exit_code_1(
+def test_what_is_not_there_is_one_line_and_exit_code_2(
     words: list[str], said: str, state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No traceback: the message says what was found instead."""
@@ -341,7 +341,7 @@ def test_what_is_not_there_is_one_line_and_exit_code_1(
     code = main(["goodput", *(word.format(state=state) for word in words)])
 
     shown = capsys.readouterr()
-    assert (code, shown.out) == (1, "")
+    assert (code, shown.out) == (2, "")
     assert shown.err.startswith(f"trainspan goodput: {said.format(state=state)}")
     assert shown.err.count("\n") == 1
 

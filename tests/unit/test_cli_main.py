@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +75,68 @@ def test_bad_setting_is_refused_in_the_words_of_the_settings(
     said = capsys.readouterr().err
     assert code == 2
     assert said.startswith(f"trainspan {words[0]}: TRAINSPAN_RELAY='sometimes' is not understood: use process, thread")
+
+
+@pytest.mark.parametrize("json", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["report", "absent"], "no run 'absent' in {here}/runs; there are: empty"),
+        (["report", "{here}/absent"], "there is no folder {here}/absent"),
+        (["report", "{here}/garbage"], "there is no folder {here}/garbage"),
+        (["report", "empty"], "{here}/runs/empty holds no summary"),
+        (["goodput", "absent"], "no run 'absent' in {here}/runs; there are: empty"),
+        (["goodput", "empty"], "{here}/runs/empty holds no ledger"),
+        (["goodput", "{here}/garbage", "--input", "ml-goodput"], "{here}/garbage is no log of ml-goodput-measurement"),
+        (["goodput", "{here}/absent", "--input", "ml-goodput"], "{here}/absent cannot be read: No such file"),
+        (["replay", "absent"], "no run 'absent' in {here}/runs; there are: empty"),
+        (["replay", "empty"], "{here}/runs/empty is no run folder"),
+    ],
+)
+def test_what_cannot_be_read_is_exit_code_2_and_one_line(
+    words: list[str],
+    said: str,
+    json: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A script tells a wrong name from a delivery that failed; and what reads the JSON gets none, not half of it."""
+    monkeypatch.setenv("TRAINSPAN_DIR", str(tmp_path))
+    (tmp_path / "runs" / "empty").mkdir(parents=True)
+    (tmp_path / "garbage").write_bytes(bytes(range(256)))
+
+    code = main([*(word.format(here=tmp_path) for word in words), *json])
+
+    shown = capsys.readouterr()
+    assert (code, shown.out, shown.err.count("\n")) == (2, "", 1)
+    assert shown.err.startswith(f"trainspan {words[0]}: {said.format(here=tmp_path)}")
+
+
+def test_disk_that_refuses_is_exit_code_1_and_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was understood; a traceback would not say what is in the way."""
+    monkeypatch.setenv("TRAINSPAN_DIR", str(tmp_path))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    folder = tmp_path / "runs" / "looped"
+    folder.mkdir(parents=True)
+    (folder / "recordings").symlink_to("recordings")
+    (folder / "traces.jsonl").mkdir()
+
+    code = main(["replay", "looped"])
+
+    shown = capsys.readouterr()
+    assert (code, shown.out) == (1, "")
+    assert shown.err.splitlines()[-1].startswith(f"trainspan replay: {folder}/traces.jsonl")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_of_a_command_says_its_exit_codes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who writes a job script looks there."""
+    main([name, "--help"])
+
+    assert "\nexit codes: " in capsys.readouterr().out
 
 
 def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,9 @@ from trainspan.settings import Settings
 
 OK: Final = 0
 FAILED: Final = 1
-"""The thing asked for could not be had."""
+"""It was understood, and could not be done, or found something wrong."""
 USAGE: Final = 2
-"""The command line or a TRAINSPAN_* variable is not understood."""
+"""The command line, a variable, or what is to be read is not understood."""
 NOT_EXECUTABLE: Final = 126
 NOT_FOUND: Final = 127
 KILLED_BY: Final = 128
@@ -21,11 +21,16 @@ KILLED_BY: Final = 128
 
 
 class Command(NamedTuple):
-    """One row of the command table. `module` is imported only when the command is asked for."""
+    """One row of the command table.
+
+    `module` is imported only when the command is asked for. `codes`: what its exit codes say, beside that 2 is a
+    command line or variable that is not understood.
+    """
 
     name: str
     summary: str
     module: str
+    codes: str
 
 
 class CommandModule(Protocol):

@@ -11,7 +11,7 @@ from trainspan import identity, names
 from trainspan.cli.command import FAILED, add_dir, positive, settings_of, with_dir
 from trainspan.cli.report import report_of
 from trainspan.cli.run import run_recorded
-from trainspan.errors import TrainspanError
+from trainspan.errors import InputError, TrainspanError
 from trainspan.relay.otlp.destinations import destinations
 from trainspan.relay.otlp.resource import DEFAULT_SERVICE_NAME
 from trainspan.report.render import console_for, render
@@ -54,7 +54,12 @@ def execute(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return code or FAILED
     folder = folders[-1]
     print()
-    console_for().print(render(report_of(folder)))
+    try:
+        report = report_of(folder)
+    except InputError as error:
+        print(f"trainspan demo: {error}", file=sys.stderr)
+        return code or FAILED
+    console_for().print(render(report))
     print(f"\n{_how_to_look(folder, environ)}")
     return code
 

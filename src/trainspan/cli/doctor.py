@@ -23,8 +23,7 @@ examples:
   trainspan doctor --json | jq '.findings[] | select(.state == "problem")'
 
 Each endpoint gets one real OTLP request with nothing in it. Header values are
-never shown. Exit code 1 if something found here would keep trainspan from
-working, 2 if a TRAINSPAN_* variable is not understood.
+never shown.
 """
 
 SCHEMA: Final = "trainspan.doctor"

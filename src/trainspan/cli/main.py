@@ -6,22 +6,63 @@ import importlib
 import io
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import cast
 
 import trainspan
 from trainspan.cli.command import FAILED, KILLED_BY, OK, USAGE, Command, CommandModule
-from trainspan.errors import SettingError, TrainspanError
+from trainspan.errors import InputError, SettingError, TrainspanError
 
 COMMANDS = (
-    Command("run", "Start training, recorded; ends with where to look.", "trainspan.cli.run"),
-    Command("report", "Show a run: phases, slow steps, how each rank ended.", "trainspan.cli.report"),
-    Command("goodput", "Where the time went: productive, and every cause of lost time.", "trainspan.cli.goodput"),
-    Command("demo", "Train the shipped example on this machine and show its report.", "trainspan.cli.demo"),
-    Command("doctor", "Say what works here, what would go where, and what is missing.", "trainspan.cli.doctor"),
-    Command("replay", "Deliver what is on disk to the OTLP endpoint, exactly once.", "trainspan.cli.replay"),
-    Command("relay", "Export recordings by hand: in a sidecar, a DaemonSet, on a login node.", "trainspan.cli.relay"),
-    Command("names", "List every span, metric, attribute and setting.", "trainspan.cli.names"),
+    Command(
+        "run",
+        "Start training, recorded; ends with where to look.",
+        "trainspan.cli.run",
+        "the command's own; 128+n when signal n ended it; 126, 127: it cannot be started",
+    ),
+    Command(
+        "report",
+        "Show a run: phases, slow steps, how each rank ended.",
+        "trainspan.cli.report",
+        "0 shown, whatever became of the run; 2 no such run, or it cannot be read",
+    ),
+    Command(
+        "goodput",
+        "Where the time went: productive, and every cause of lost time.",
+        "trainspan.cli.goodput",
+        "0 answered; 1 a file cannot be written; 2 no such run or log, or it cannot be read",
+    ),
+    Command(
+        "demo",
+        "Train the shipped example on this machine and show its report.",
+        "trainspan.cli.demo",
+        "the training's own; 1 torch is missing, or nothing was recorded",
+    ),
+    Command(
+        "doctor",
+        "Say what works here, what would go where, and what is missing.",
+        "trainspan.cli.doctor",
+        "0 everything is in place; 1 something is in the way",
+    ),
+    Command(
+        "replay",
+        "Deliver what is on disk to the OTLP endpoint, exactly once.",
+        "trainspan.cli.replay",
+        "0 all of it is delivered; 1 some of it stays; 2 no such run, or no endpoint",
+    ),
+    Command(
+        "relay",
+        "Export recordings by hand: in a sidecar, a DaemonSet, on a login node.",
+        "trainspan.cli.relay",
+        "0 delivered, or safe on disk; 1 another relay serves DIR; 2 there is no such DIR",
+    ),
+    Command(
+        "names",
+        "List every span, metric, attribute and setting.",
+        "trainspan.cli.names",
+        "0 listed",
+    ),
 )
 
 OVERVIEW = """\
@@ -37,8 +78,10 @@ First steps:
   trainspan run -- torchrun --nproc-per-node 2 train.py
   trainspan report                                   the newest run
 
-`trainspan COMMAND --help` explains a command. Exit codes: 0 done, 1 it failed,
-2 the command line or a TRAINSPAN_* variable is not understood.
+`trainspan COMMAND --help` explains a command. Exit codes: 0 done; 1 it could not
+be done, or found something wrong; 2 the command line, a variable or what is to be
+read is not understood. `run` and `demo` end with the code of what they ran. Errors
+go to stderr; with --json, stdout has one JSON object or nothing.
 """
 
 
@@ -68,7 +111,7 @@ def _run(command: Command, words: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=f"trainspan {command.name}",
         description=command.summary,
-        epilog=module.EXAMPLES,
+        epilog=f"{module.EXAMPLES}\n{_exit_codes(command)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -78,23 +121,31 @@ def _run(command: Command, words: list[str]) -> int:
         sys.stdout.flush()
     except SystemExit as left:  # argparse has said what it has to say
         return left.code if isinstance(left.code, int) else USAGE
-    except SettingError as error:
-        _say(command, error)
+    except (SettingError, InputError) as error:
+        _say(command, str(error))
         return USAGE
     except TrainspanError as error:
-        _say(command, error)
+        _say(command, str(error))
         return FAILED
     except BrokenPipeError:
         # The reader (`| head`) has seen enough; without this Python complains again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:  # a disk that is full, a folder of somebody else's
+        _say(command, f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return FAILED
     except KeyboardInterrupt:
         return KILLED_BY + 2
     return code
 
 
-def _say(command: Command, error: TrainspanError) -> None:
-    for line in str(error).splitlines():
+def _exit_codes(command: Command) -> str:
+    text = f"exit codes: {command.codes}; 2 also a command line or variable that is not understood"
+    return textwrap.fill(text, 80, subsequent_indent="  ")
+
+
+def _say(command: Command, error: str) -> None:
+    for line in error.splitlines():
         print(f"trainspan {command.name}: {line}", file=sys.stderr)
 
 

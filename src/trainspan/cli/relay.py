@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainspan.cli.command import settings_of
+from trainspan.errors import InputError
 from trainspan.relay import process
 
 EXAMPLES = """\
@@ -33,4 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Serve; the exit code of the relay."""
     settings_of(environ)
+    if not arguments.recording_dir.is_dir():
+        raise InputError(f"{arguments.recording_dir} is not a directory; name the one that the ranks record in")
     return process.serve(arguments.recording_dir, arguments.run_folder, environ, stay=arguments.stay)

@@ -14,6 +14,8 @@ from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
 from trainspan.cli.command import FAILED, OK, add_dir, settings_of, with_dir
+from trainspan.errors import InputError
+from trainspan.relay.otlp.claims import journals_in
 from trainspan.relay.otlp.replay import Progress, ReplayReport, replay
 from trainspan.relay.process import fold_recordings
 from trainspan.report.folder import find_run
@@ -54,6 +56,8 @@ def execute(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Fold, deliver, say how it went."""
     environ = with_dir(environ, arguments.dir)
     folder = find_run(Path(state_dir(settings_of(environ), environ)), arguments.run)
+    if not (folder / "recordings").exists() and not journals_in(folder):
+        raise InputError(f"{folder} is no run folder: it holds no recordings, and nothing to deliver")
     _fold(folder, environ)
     with _bars() as on_progress:
         report = replay(folder, environ, arguments.timeout, on_progress)
@@ -77,8 +81,7 @@ _seconds.__name__ = "number of seconds"  # argparse names it when it refuses a v
 def _fold(folder: Path, environ: Mapping[str, str]) -> None:
     # Into the run folder alone: delivering is the next step, which counts and shows what it does.
     kept = {name: value for name, value in environ.items() if not name.endswith("_ENDPOINT")}
-    with contextlib.redirect_stdout(sys.stderr):  # the relay logs to stdout, which is ours for the outcome
-        folded = fold_recordings(folder, kept)
+    folded = fold_recordings(folder, kept)
     if folded:
         print(f"trainspan replay: read {folded} recording(s) that no relay had read", file=sys.stderr)
 

@@ -21,9 +21,8 @@ examples:
   trainspan run --run-id llama-7 -- srun python train.py    one run over all restarts
   ENTRYPOINT ["trainspan", "run", "--"]                     in a container
 
-The command is started as it is, with TRAINSPAN_ENABLED=1. Signals go on to it,
-and its exit code is the exit code (128+n when signal n ended it). Telemetry
-goes to OTEL_EXPORTER_OTLP_ENDPOINT, or stays in the run folder.
+The command is started as it is, with TRAINSPAN_ENABLED=1. Signals go on to it.
+Telemetry goes to OTEL_EXPORTER_OTLP_ENDPOINT, or stays in the run folder.
 """
 
 RELAY_TIMEOUT_S: Final = 5.0

@@ -13,6 +13,7 @@ import contextlib
 import math
 import os
 import signal
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -252,4 +253,4 @@ def log(text: str) -> None:
     # Imported here: a relay thread's process may never have anything to log.
     from datetime import datetime, timezone
 
-    print(f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ} trainspan relay: {text}", flush=True)
+    print(f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ} trainspan relay: {text}", file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from trainspan.errors import RunNotFound, TrainspanError
+from trainspan.errors import InputError, RunNotFound
 from trainspan.relay.goodput import ledger
 from trainspan.relay.goodput.history import Disruption, RunHistory
 from trainspan.relay.goodput.launches import Launches
@@ -114,19 +114,19 @@ def from_ml_goodput(path: Path, job: str | None) -> Source:
     """The history in a log of Google's ml-goodput-measurement, one JSON object a line.
 
     Raises:
-        TrainspanError: the file cannot be read, holds no such entry, or several jobs and `job` is None.
+        InputError: the file cannot be read, holds no such entry, or several jobs and `job` is None.
     """
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as lines:
             entries, unread = parse(lines, job)
     except OSError as error:
-        raise TrainspanError(f"{path} cannot be read: {error.strerror}") from error
-    except TrainspanError as error:
-        raise TrainspanError(f"{path}: {error} (--job)") from error
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    except InputError as error:
+        raise InputError(f"{path}: {error} (--job)") from error
     log = facts_of(entries)
     unread += log.skipped
     if not log.facts:
-        raise TrainspanError(
+        raise InputError(
             f"{path} is no log of ml-goodput-measurement: of {unread} lines none holds a time of its "
             '(such as {"job_name": "...", "job_start_time": 1700000000.0})'
         )

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from trainspan.errors import TrainspanError
+from trainspan.errors import InputError
 from trainspan.relay.goodput.facts import Activity, Alive, Begun, Ended, Fact, Loaded, Saved, Step
 from trainspan.relay.goodput.history import RunHistory
 from trainspan.relay.goodput.queries import NS, WHOLE, Window, account_ns, report
@@ -89,7 +89,7 @@ def parse(lines: Iterable[str], job: str | None = None) -> tuple[list[dict[str, 
         job: its name; None when the log holds only one.
 
     Raises:
-        TrainspanError: the log holds several jobs and `job` is None; or none that is called so.
+        InputError: the log holds several jobs and `job` is None; or none that is called so.
     """
     entries, skipped = [], 0
     for value in _values(lines):
@@ -101,9 +101,9 @@ def parse(lines: Iterable[str], job: str | None = None) -> tuple[list[dict[str, 
             skipped += 1
     names = sorted({str(entry.get("job_name")) for entry in entries if time_of(entry) is not None})
     if job is None and len(names) > 1:
-        raise TrainspanError(f"the log holds {len(names)} jobs ({', '.join(names[:5])}); say which one")
+        raise InputError(f"the log holds {len(names)} jobs ({', '.join(names[:5])}); say which one")
     if job is not None and job not in names:
-        raise TrainspanError(f"the log holds no job {job!r}, but {', '.join(names[:5]) or 'nothing'}")
+        raise InputError(f"the log holds no job {job!r}, but {', '.join(names[:5]) or 'nothing'}")
     return [entry for entry in entries if job is None or str(entry.get("job_name")) == job], skipped
 
 
