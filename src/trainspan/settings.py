@@ -35,6 +35,7 @@ class Settings:
     spans_allow: tuple[str, ...] | None
     spans_deny: tuple[str, ...] | None
     spans_every: int | None
+    metrics_deny: tuple[str, ...] | None
     flops_per_token: float | None
     flops_per_sample: float | None
     peak_flops: float | None
@@ -294,6 +295,13 @@ VARIABLES = (
         "Trace every so many steps, in place of the first ones and a share; slow, failed and last ones besides. "
         "OTEL_TRACES_SAMPLER has precedence.",
         _at_least_one,
+    ),
+    Variable(
+        "TRAINSPAN_METRICS_DENY",
+        "",
+        "use names of metrics with commas between them; `*` stands for any characters",
+        "Do not export these metrics. What each of them costs is in docs/scale.md.",
+        _patterns,
     ),
     Variable(
         "TRAINSPAN_FLOPS_PER_TOKEN",

@@ -85,12 +85,13 @@ def test_step_has_its_number_in_the_run(sink: OtlpSink) -> None:
     assert sorted(numbers) == [(0, 100), (1, 101), (2, 102)]
 
 
-def test_spans_are_exported_as_wished(tmp_path: Path) -> None:
-    """Who pays by the span says which ones; what holds others stays, so that none hangs below nothing."""
+def test_spans_and_metrics_are_exported_as_wished(tmp_path: Path) -> None:
+    """Who pays by the span or the series says which ones; what holds others stays, so that none hangs below nothing."""
     chosen = {
         "TRAINSPAN_SPANS_ALLOW": "training.custom.*, training.validation, training.step",
         "TRAINSPAN_SPANS_DENY": "*.score,*.export",
         "TRAINSPAN_SPANS_EVERY": "2",
+        "TRAINSPAN_METRICS_DENY": "training.phase.*",
     }
     with OtlpSink("http/protobuf") as sink:
         ended = train("spoken.py", "loop", state=tmp_path, environ={**sink.environ, **chosen})
@@ -107,6 +108,9 @@ def test_spans_are_exported_as_wished(tmp_path: Path) -> None:
     steps = [span for span in spans if span.name == "training.step"]
     reasons = [(step.attributes["training.step"], step.attributes["training.sampled.reason"]) for step in steps]
     assert reasons == [(0, "every"), (2, "every")]
+    metrics = {item.item.name for item in sink.metrics()}
+    assert "training.step.duration" in metrics
+    assert "training.phase.duration" not in metrics
 
 
 def test_validation_that_the_script_tells_is_one_span(tmp_path: Path) -> None:

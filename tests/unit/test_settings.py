@@ -27,6 +27,7 @@ DEFAULTS = Settings(
     perf_tag=None,
     spans_allow=None,
     spans_deny=None,
+    metrics_deny=None,
     spans_every=None,
     flops_per_token=None,
     flops_per_sample=None,
@@ -64,6 +65,7 @@ ACCEPTED: list[tuple[str, str, Any]] = [
     ("perf_tag", "7b/h100x8", "7b/h100x8"),
     ("spans_allow", "training.checkpoint.*, training.validation", ("training.checkpoint.*", "training.validation")),
     ("spans_deny", "training.other", ("training.other",)),
+    ("metrics_deny", "training.ddp.*, hw.gpu.io", ("training.ddp.*", "hw.gpu.io")),
     ("spans_every", "50", 50),
     ("launch_id", "20261121-090000-0a1b2c3d", "20261121-090000-0a1b2c3d"),
 ]
@@ -80,6 +82,7 @@ REFUSED = [
     ("perf_tag", "a\x1b[0m"),
     ("spans_allow", "training.*,,x"),
     ("spans_deny", "training forward"),
+    ("metrics_deny", "training.ddp;hw"),
     ("spans_every", "0"),
     ("spans_every", "-3"),
     ("dir", "runs"),

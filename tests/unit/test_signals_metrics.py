@@ -407,6 +407,22 @@ def test_every_declared_metric_is_sent_and_no_other(kind: type[ExplicitAggregate
         assert {tuple(point.attributes or {}) for point in metric.data.data_points} == {row.attributes}
 
 
+def test_what_is_denied_is_not_sent() -> None:
+    """Who pays by the series says which ones; whoever has none left sends nothing, not an empty resource."""
+    rank = with_calls(reading_of(aggregates=StepAggregates(ExplicitAggregate)))
+    node = NodeReading(Resource({"node": 0}), START, HEALTH, None, gpus=gpus())
+
+    whole = metrics_of([rank], node, NOW)
+    sent = metrics_of([rank], node, NOW, ("training.phase.duration", "trainspan.*", "hw.*"))
+
+    kept = [
+        [metric.name for scope in under.scope_metrics for metric in scope.metrics] for under in sent.resource_metrics
+    ]
+    told = [metric.name for scope in whole.resource_metrics[0].scope_metrics for metric in scope.metrics]
+    assert "training.phase.duration" in told
+    assert kept == [[name for name in told if name != "training.phase.duration" and not name.startswith("trainspan.")]]
+
+
 def test_every_gpu_of_a_node_has_its_points() -> None:
     """Two GPUs that share a series are one GPU that jumps."""
     node = NodeReading(Resource({}), START, HEALTH, None, gpus=gpus())

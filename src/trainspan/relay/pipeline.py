@@ -84,6 +84,7 @@ class Pipeline:
         self._histogram, more = histogram_kind_from(environ)
         for problem in (*problems, *more):
             log(str(problem))
+        self._denied = settings.load(environ)[0].metrics_deny or ()
         self._shared = StepAggregates(self._histogram)
         self._health = Health()
         self._started_unix_ns = time.time_ns()
@@ -273,7 +274,7 @@ class Pipeline:
         launched = self._launchers.time_s(), self._launchers.metrics()
         gpus = self._gpus.readings
         node = NodeReading(resource, self._started_unix_ns, self._health, shared, restarts, gpus, *launched)
-        self._outlet.put_metrics(metrics_of(readings, node, time.time_ns()))
+        self._outlet.put_metrics(metrics_of(readings, node, time.time_ns(), self._denied))
 
     def _charge_energy(self, now_ns: int) -> None:
         self._gpus.look(now_ns)

@@ -1,13 +1,15 @@
 """The relay's aggregates as the SDK's `MetricsData`: cumulative, in seconds, named in `names.METRICS`.
 
-Series. A histogram of 19 bounds is 22 series, and a rank has one for its steps and one for each of up to 8 phases: 200.
-Up to `PER_RANK_HISTOGRAMS` ranks each rank sends its own (13,000 series); beyond, a node sends one set for its ranks
-(1000 ranks on 125 nodes: 25,000). What tells ranks apart at any size are the other metrics of a rank, about 12 series.
+Series. A histogram of 19 bounds is 22 series, and a rank has one for its steps, one for each of up to 8 phases on each
+clock, and those of its collectives and checkpoints: 500. Up to `PER_RANK_HISTOGRAMS` ranks each rank sends its own;
+beyond, a node sends one set for its ranks. What tells ranks apart at any size are the other metrics of a rank, about 40
+series. docs/scale.md has them counted.
 Exponential histograms follow the same rule.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
 from opentelemetry.sdk.metrics.export import (
@@ -159,17 +161,25 @@ class NodeReading(NamedTuple):
     launch_metrics: Mapping[str, float] = {}
 
 
-def metrics_of(ranks: Sequence[RankReading], node: NodeReading, time_unix_ns: int) -> MetricsData:
-    """Everything this node has to say at `time_unix_ns`.
+def metrics_of(
+    ranks: Sequence[RankReading], node: NodeReading, time_unix_ns: int, denied: Sequence[str] = ()
+) -> MetricsData:
+    """Everything this node has to say at `time_unix_ns`, but for the metrics whose names are `denied` (`*`: anything).
 
     Cost: 0.1 ms a rank.
     """
-    return MetricsData(
-        [
-            *(_under(rank.resource, rank_metrics(rank, time_unix_ns)) for rank in ranks),
-            _under(node.resource, node_metrics(node, time_unix_ns)),
-        ]
-    )
+    told = [
+        *((rank.resource, rank_metrics(rank, time_unix_ns)) for rank in ranks),
+        (node.resource, node_metrics(node, time_unix_ns)),
+    ]
+    allowed = [(resource, _without(denied, metrics)) for resource, metrics in told]
+    return MetricsData([_under(resource, metrics) for resource, metrics in allowed if metrics])
+
+
+def _without(denied: Sequence[str], metrics: list[Metric]) -> list[Metric]:
+    if not denied:
+        return metrics
+    return [metric for metric in metrics if not any(fnmatchcase(metric.name, pattern) for pattern in denied)]
 
 
 def rank_metrics(rank: RankReading, time_unix_ns: int) -> list[Metric]:
