@@ -11,11 +11,13 @@ from trainspan.clock import Anchor
 from trainspan.errors import RecordingError
 from trainspan.identity import trace_id_of
 from trainspan.names import Phase
+from trainspan.relay.pipeline import summary_interval_ns
 from trainspan.relay.timeline.launcher_summary import LauncherSummary
 from trainspan.relay.timeline.rank_summary import SLOWEST, Ending, RankSummary
 from trainspan.relay.timeline.records import ProcessEnd, phase_times_of
 from trainspan.relay.timeline.summary import Summary
 from trainspan.relay.timeline.throughput import Work
+from trainspan.report.render import SILENT_S
 from trainspan.testing.builders import identity_of, rank_step
 
 MS = 1_000_000
@@ -308,3 +310,13 @@ def test_any_json_is_a_summary_or_a_recording_error(written: Any) -> None:
         message = "a summary"
 
     assert message
+
+
+@pytest.mark.parametrize(("size_bytes", "interval_s"), [(0, 5), (60_000, 5), (3_000_000, 30), (20_000_000, 45)])
+def test_summary_of_many_restarts_is_written_less_often(size_bytes: int, interval_s: int) -> None:
+    """After 400 restarts of eight ranks it has 20 MB: each node would write 4 MB a second to a volume they share.
+
+    But more often than the report takes a run for silent.
+    """
+    assert summary_interval_ns(size_bytes) == interval_s * 1_000_000_000
+    assert interval_s < SILENT_S

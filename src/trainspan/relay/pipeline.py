@@ -35,6 +35,11 @@ from trainspan.role import Role
 from trainspan.sampling import SpanNames, sampling_from
 
 SUMMARY_INTERVAL_NS: Final = 5_000_000_000
+SUMMARY_BYTES_PER_S: Final = 100_000
+SUMMARY_SLOWEST_NS: Final = 45_000_000_000
+"""A summary holds every process of the node, of all attempts: one that has grown large is written less often, but
+before the report takes the run for silent."""
+
 METRIC_INTERVAL_MS: Final = 60_000
 """Default of OTEL_METRIC_EXPORT_INTERVAL. Source: OpenTelemetry specification, environment variables."""
 
@@ -146,8 +151,7 @@ class Pipeline:
             self._next_metrics_ns = now_ns + self._metric_interval_ns
             self._put_metrics(now_ns)
         if now_ns >= self._next_summary_ns:
-            self._next_summary_ns = now_ns + SUMMARY_INTERVAL_NS
-            self._write_summary()
+            self._next_summary_ns = now_ns + summary_interval_ns(self._write_summary())
 
     def busy(self) -> bool:
         """Whether the end of a process is still being cleared up, or the energy of its last moments."""
@@ -320,9 +324,10 @@ class Pipeline:
             path.replace(aside)
             return Summary(run)
 
-    def _write_summary(self) -> None:
+    def _write_summary(self) -> int:
+        """How many bytes it has."""
         if self._summary is None:
-            return
+            return 0
         for follower in self._followers.values():
             follower.summary.states_ns = follower.account.states()
             follower.summary.work = follower.throughput.work()
@@ -331,17 +336,25 @@ class Pipeline:
             self._summary.add_launcher(launcher)
         path = self._summary_path()
         spare = path.with_name(f".{path.name}.new")
+        text = json.dumps(self._summary.to_json(), separators=(",", ":"))
         try:
-            spare.write_text(json.dumps(self._summary.to_json(), separators=(",", ":")))
+            spare.write_text(text)
             spare.chmod(0o600)
             spare.replace(path)
         except OSError as error:
             self._log(f"{path} cannot be written ({error.strerror}); the report will not see the newest steps")
+        return len(text)
 
     def _summary_path(self) -> Path:
         if self._node_rank is None:
             return self._folder / f"summary.launcher-{os.uname().nodename}.json"
         return self._folder / (f"summary.{self._node_rank}.json" if self._node_rank else "summary.json")
+
+
+def summary_interval_ns(size_bytes: int) -> int:
+    """After how long a summary of that size is written again."""
+    due_ns = size_bytes * 1_000_000_000 // SUMMARY_BYTES_PER_S
+    return min(max(due_ns, SUMMARY_INTERVAL_NS), SUMMARY_SLOWEST_NS)
 
 
 def _orderly_end(follower: RankFollower) -> ProcessEnd:
