@@ -196,6 +196,30 @@ def test_step_inside_backward_belongs_to_it(watched: Watched) -> None:
     assert watched.tape.written() == ["enter backward", "resume other"]
 
 
+def test_new_optimizer_leads_at_once(watched: Watched) -> None:
+    """Another training has begun in this process, though the one before has left its optimizer behind."""
+    old = make()
+    old.step()
+    first, second = make(), make()
+
+    for _ in range(2):
+        first.step()
+        second.step()
+
+    assert watched.steps() == ["step other 0", "step other 1", "resume other", "step other 2", "resume other"]
+
+
+def test_optimizer_that_was_made_with_the_lead_does_not_follow_it(watched: Watched) -> None:
+    """The two of a GAN are made one after the other, and both are new when the first of them steps."""
+    first, second = make(), make()
+
+    first.step()
+    second.step()
+    first.step()
+
+    assert watched.steps() == ["step other 0", "resume other", "step other 1"]
+
+
 def test_making_an_optimizer_claims_to_train(watched: Watched) -> None:
     """It is the first sign of training in a process that nobody launched as a rank."""
     make()

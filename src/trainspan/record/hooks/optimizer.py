@@ -3,7 +3,8 @@
 A step of training ends when the lead optimizer's outermost `step` returns. The lead is the first to step; if it has
 not stepped while another did `_PATIENCE` times, that one becomes the lead. So a GAN's two optimizers make one step an
 iteration, accumulation makes one step of several micro-batches, and a wrapper that calls an inner optimizer (ZeRO, a
-subclass calling super().step()) counts once. Cost: 0.5 µs a step.
+subclass calling super().step()) counts once. An optimizer that was made after the lead's last step leads from its own
+first one: another training has begun, though the lead may still be there. Cost: 0.5 µs a step.
 
 A framework's own step may let one optimizer step several times (a partition of the parameters after the other), several
 optimizers, or none (a gradient was infinite). It is marked as a whole, and is one step.
@@ -75,6 +76,7 @@ def install(
     def make_optimizer(self: Any, *args: Any, **kwargs: Any) -> None:
         claim()
         make(self, *args, **kwargs)
+        lead.note_made(self, marker.steps())
 
     make_optimizer.__wrapped__ = make  # type: ignore[attr-defined]  # inspect.signature shows the real one
     patches.replace(Optimizer, "__init__", make_optimizer)
@@ -89,21 +91,36 @@ class _Lead:
         others: steps of others since its last one.
     """
 
-    __slots__ = ("_reference", "identity", "others")
+    __slots__ = ("_made", "_made_at", "_reference", "identity", "others")
 
     def __init__(self) -> None:
         self.identity = 0
         self.others = 0
+        self._made: set[int] = set()  # since that many steps
+        self._made_at = 0
         self._reference: weakref.ref[Any] | None = None
 
     def optimizer(self) -> Any:
         """The lead itself; None before the first step, and once it is gone."""
         return None if self._reference is None else self._reference()
 
-    def is_followed(self, optimizer: Any) -> bool:
-        """Whether a step of another one ends a step of training all the same: it becomes the lead."""
+    def note_made(self, optimizer: Any, steps: int) -> None:
+        """Take over that an optimizer was made after so many steps of training."""
+        if steps != self._made_at:
+            self._made_at = steps
+            self._made.clear()
+        self._made.add(id(optimizer))
+
+    def is_followed(self, optimizer: Any, steps: int) -> bool:
+        """Whether a step of another one ends a step of training all the same: it becomes the lead.
+
+        Args:
+            optimizer: the other one.
+            steps: of training so far.
+        """
         self.others += 1
-        if self.identity and self.others < _PATIENCE:
+        is_new = self._made_at == steps > 0 and id(optimizer) in self._made
+        if self.identity and self.others < _PATIENCE and not is_new:
             return False
         self._elect(optimizer)
         return True
@@ -207,7 +224,7 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
         return True
 
     def close(optimizer: Any, outer: int, end_step: Callable[[int], bool]) -> None:
-        if id(optimizer) != lead.identity and not lead.is_followed(optimizer):
+        if id(optimizer) != lead.identity and not lead.is_followed(optimizer, marker.steps()):
             if outer != _OPTIMIZER:
                 resume(outer)
             return
