@@ -6,7 +6,7 @@ from tests.integration.recorded import Pair, in_good_order, phases_of, run_both
 
 SCENARIOS = (
     *("plain", "accumulation", "gan", "lbfgs", "scaler"),
-    *("recompute", "reentrant", "iterable", "ahead"),
+    *("recompute", "reentrant", "iterable", "ahead", "in_backward"),
 )
 
 BATCH = ["data_wait", "h2d", "forward", "backward"]
@@ -34,6 +34,8 @@ PHASES = {
         *[[*EPOCH_ENDS, *ITERATOR, *BATCH, "optimizer"], *[[*BATCH, "optimizer"]] * 3],
     ],
     "ahead": [[*ITERATOR, "data_wait", *BATCH, "optimizer"], *[[*BATCH, "optimizer"]] * 3],
+    # What the optimizers do is a part of the backward.
+    "in_backward": [[*ITERATOR, *BATCH], *[BATCH] * 3],
 }
 """Of each step. The third step under the scaler is skipped for its infinite gradient; it ends all the same."""
 
@@ -47,6 +49,7 @@ MICROBATCHES = {
     "reentrant": [1] * 4,
     "iterable": [1] * 8,
     "ahead": [1] * 4,
+    "in_backward": [1] * 4,
 }
 
 

@@ -13,7 +13,8 @@ PHASES = {
     "zero": [[*STEP, *["collective", "optimizer"] * 4]] * 6,
     # After eight steps without the first optimizer the second one leads; its model is found in the step after.
     "alternating": [*[STEP] * 10, ["backward", "optimizer"] * 8, STEP, STEP, *[[*STEP, *STEP]] * 10],
-    "in_backward": [["forward", *STEP]] * 6,
+    # The first one ends with its backward: no other optimizer is known until then.
+    "in_backward": [["forward", "forward", "backward"], ["optimizer", "forward", *STEP], *[["forward", *STEP]] * 4],
 }
 
 

@@ -187,13 +187,77 @@ def test_second_optimizer_leads_at_once_when_the_first_is_gone(watched: Watched)
     assert watched.steps() == ["step other 0", "step other 1"]
 
 
-def test_step_inside_backward_belongs_to_it(watched: Watched) -> None:
-    """Each parameter may be updated as soon as it has its gradient."""
+def step_inside(watched: Watched, *optimizers: Optimizer, failed: bool = False) -> None:
+    """A backward in which each of them steps once."""
     outer = watched.marker.enter(Phase.BACKWARD)
-    make().step()
+    for optimizer in optimizers:
+        optimizer.step()
+    (watched.marker.abort if failed else watched.marker.resume)(outer)
+
+
+def test_backward_in_which_optimizers_step_ends_a_step_of_training(watched: Watched) -> None:
+    """Each parameter may be updated as soon as it has its gradient: there is no other sign of a step."""
+    optimizers = [make() for _ in range(20)]
+
+    for _ in range(3):
+        step_inside(watched, *optimizers)
+
+    steps = [mark for number in range(3) for mark in ("enter backward", "resume other", f"step other {number}")]
+    assert watched.tape.written() == steps
+    assert watched.stepped == [1, 2, 3]
+
+
+def test_backward_that_fails_ends_no_step(watched: Watched) -> None:
+    """The next one has nothing of it."""
+    optimizer = make()
+
+    step_inside(watched, optimizer, failed=True)
+    step_inside(watched)
+    step_inside(watched, optimizer)
+
+    assert watched.steps() == ["abort other", "resume other", "resume other", "step other 0"]
+
+
+def test_steps_inside_a_held_step_end_none(watched: Watched) -> None:
+    """The script itself says where a step ends."""
+    optimizer = make()
+    watched.marker.hold_step(True)
+
+    step_inside(watched, optimizer)
+    watched.marker.hold_step(False)
+    watched.marker.complete()
+
+    assert watched.steps() == ["resume other", "step other 0"]
+
+
+def test_optimizer_that_steps_outside_leads_those_that_step_inside(watched: Watched) -> None:
+    """What is not in the backward comes at the end of a step: each is counted once, whoever was seen first."""
+    inner, outer = make(), make()
+
+    for _ in range(4):
+        step_inside(watched, inner)
+        outer.step()
+
+    # The first one ended before the outer optimizer had been seen.
+    first = ["resume other", "step other 0", "resume other"]
+    assert watched.steps() == [*first, *(m for n in (1, 2, 3) for m in ("resume other", f"step other {n}"))]
+
+
+def test_step_in_a_thread_of_the_engine_is_one_of_who_waits(watched: Watched) -> None:
+    """On a device the hooks of a backward run in threads of torch's, and nobody else trains there."""
+    tensor = torch.ones(1, requires_grad=True)
+    optimizer = make()
+    tensor.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    outer = watched.marker.enter(Phase.BACKWARD)
+    before = list(watched.claims)
+
+    engine = threading.Thread(target=tensor.backward)
+    engine.start()
+    engine.join()
     watched.marker.resume(outer)
 
-    assert watched.tape.written() == ["enter backward", "resume other"]
+    assert watched.tape.written() == ["enter backward", "resume other", "step other 0"]
+    assert watched.claims == before
 
 
 def test_new_optimizer_leads_at_once(watched: Watched) -> None:

@@ -446,3 +446,53 @@ def test_named_phase_lasts_over_the_end_of_a_step() -> None:
 
     assert now == NAMED[0]
     assert tape.written() == ["enter custom.32", "enter optimizer", "step custom.32 0", "resume other"]
+
+
+@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize("capacity", [2, 8])
+def test_who_asks_is_told_once_when_the_phase_has_been_left(capacity: int, *, failed: bool) -> None:
+    """What ends with a backward can be marked right behind it; at the end of the ring, too."""
+    marker, tape, _ = attached(capacity)
+    left: list[tuple[bool, int]] = []
+
+    def told(how: bool) -> None:
+        left.append((how, marker.now()))
+        marker.complete()
+
+    outer = marker.enter(Phase.BACKWARD)
+    marker.on_leave(told)
+    (marker.abort if failed else marker.resume)(outer)
+    marker.resume(marker.enter(Phase.FORWARD))
+
+    assert left == [(failed, Phase.OTHER)]
+    assert marker.steps() == 1
+    if capacity > 2:
+        assert tape.written()[1:3] == ["abort other" if failed else "resume other", "step other 0"]
+
+
+def test_watcher_goes_on_beside_who_waits_for_the_end_of_a_phase() -> None:
+    """Both have each mark looked at, and neither may end the other's looking."""
+    marker, _, _ = attached()
+    times: list[int] = []
+    left: list[bool] = []
+    marker.watch(times.append)
+
+    outer = marker.enter(Phase.BACKWARD)
+    marker.on_leave(left.append)
+    marker.resume(outer)
+    marker.resume(marker.enter(Phase.FORWARD))
+
+    assert (len(times), left) == (4, [False])
+
+
+def test_who_waits_is_forgotten_with_the_recording() -> None:
+    """A forked child leaves a phase that is none of its own."""
+    marker, _, _ = attached()
+    left: list[bool] = []
+    marker.enter(Phase.BACKWARD)
+    marker.on_leave(left.append)
+
+    marker.detach()
+    marker.resume(Phase.OTHER)
+
+    assert left == []

@@ -13,6 +13,7 @@ from trainspan.recording.layout import (
     ABORT,
     ENTER,
     HEADER_BYTES,
+    KIND_MASK,
     LAP_ENDS,
     MARK_BYTES,
     OPERAND_SHIFT,
@@ -65,6 +66,8 @@ class Marker(NamedTuple):
     left it.
     `adopt_in(phase, action)`: where `around` is called for this phase by a thread that does not train, `action()` asks
     to record for it from now on, and tells whether that is so.
+    `on_leave(action)`: call `action(failed)` once the phase has been left that the rank is in; it may be asked for by a
+    thread that works for the one that trains. `held()`: whether steps are held.
     `on_abort(action)`: call `action(phase)` each time an exception has left a phase.
     `watch(watcher)`: call `watcher(time_ns)` with the time of each mark, once it is stored; None: not any more.
     """
@@ -91,6 +94,8 @@ class Marker(NamedTuple):
     steps: Callable[[], int]
     guard_optimizer: Callable[[Callable[[], bool]], None]
     adopt_in: Callable[[int, Callable[[], bool]], None]
+    on_leave: Callable[[Callable[[bool], None]], None]
+    held: Callable[[], bool]
     on_abort: Callable[[Callable[[int], None]], None]
     watch: Callable[[Callable[[int], None] | None], None]
 
@@ -108,6 +113,7 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
     position = 0
     end = scratch_marks
     stop = end  # where a mark has more to do than to be stored: at the ring's end; while they are watched, at each
+    leaving: Callable[[bool], None] | None = None  # called at the next mark
     laps = current = 0
     stepping = STEP  # what the mark of the next step says, but for the phase
     stepped_in = 0  # a phase that may hold an optimizer's step
@@ -128,8 +134,8 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         """Nobody is told."""
 
     def turn() -> None:
-        nonlocal position, stop, laps
-        time_ns = times[position - 1]
+        nonlocal position, stop, laps, leaving
+        time_ns, failed = times[position - 1], codes[position - 1] & KIND_MASK == ABORT
         if position == end:
             laps += 1
             position = 0
@@ -138,6 +144,9 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         stop = position + 1 if watcher else end
         if watcher:
             watcher(time_ns)
+        if leaving:
+            left, leaving = leaving, None
+            left(failed)
 
     def put(code: int) -> None:
         nonlocal position
@@ -312,14 +321,14 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         store_in(scratch, scratch_marks)
 
     def store_in(ring: memoryview, capacity: int) -> None:
-        nonlocal words, times, codes, position, end, stop, current, watcher, held, stepped_in
+        nonlocal words, times, codes, position, end, stop, current, watcher, held, stepped_in, leaving
         words, times, codes = _columns_of(ring, capacity)
         position = 0
         end = stop = capacity
         current = 0
         held = False
         stepped_in = 0
-        watcher = None
+        watcher = leaving = None
 
     def adopt_thread() -> None:
         nonlocal owner
@@ -340,6 +349,14 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
     def guard_optimizer(runs: Callable[[], bool]) -> None:
         nonlocal optimizer_runs
         optimizer_runs = runs
+
+    def on_leave(action: Callable[[bool], None]) -> None:
+        nonlocal leaving, stop
+        leaving = action
+        stop = position + 1
+
+    def holds_steps() -> bool:
+        return held
 
     def adopt_in(phase: int, action: Callable[[], bool]) -> None:
         nonlocal evidence, adopt
@@ -377,6 +394,8 @@ def make_marker(thread_id: Callable[[], int]) -> Marker:  # noqa: PLR0915 - clos
         steps=steps,
         guard_optimizer=guard_optimizer,
         adopt_in=adopt_in,
+        on_leave=on_leave,
+        held=holds_steps,
         on_abort=on_abort,
         watch=watch,
     )

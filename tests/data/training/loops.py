@@ -177,6 +177,22 @@ def ahead() -> None:
     report("ahead", model)
 
 
+def in_backward() -> None:
+    """Four steps in which each parameter is updated as soon as it has its gradient, and by nothing else."""
+    model = make_model()
+    optimizers = {parameter: torch.optim.AdamW([parameter], lr=1e-2) for parameter in model.parameters()}
+
+    def update(parameter: Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    for inputs, targets in make_loader(4):
+        nn.functional.mse_loss(model(inputs), targets).backward()
+    report("in_backward", model)
+
+
 def long() -> None:
     """Four hundred steps without a loader."""
     model = nn.Linear(16, 1)
@@ -198,6 +214,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "reentrant": lambda: recompute("reentrant", use_reentrant=True),
     "iterable": iterable,
     "ahead": ahead,
+    "in_backward": in_backward,
     "long": long,
 }
 

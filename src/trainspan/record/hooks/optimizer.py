@@ -6,6 +6,9 @@ iteration, accumulation makes one step of several micro-batches, and a wrapper t
 subclass calling super().step()) counts once. An optimizer that was made after the lead's last step leads from its own
 first one: another training has begun, though the lead may still be there. Cost: 0.5 µs a step.
 
+Optimizers that step as soon as a gradient is there (a hook on each parameter) do so in a backward, where they are: the
+step of training ends with it. Beside one that steps outside, as of a framework, they end none.
+
 A framework's own step may let one optimizer step several times (a partition of the parameters after the other), several
 optimizers, or none (a gradient was infinite). It is marked as a whole, and is one step.
 """
@@ -17,17 +20,21 @@ from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+import torch
 from torch.optim import optimizer as optim
 from torch.optim.optimizer import Optimizer
 
 from trainspan.guard import warn_once
 from trainspan.names import Phase
-from trainspan.record.marker import FOREIGN, SAME, Marker
+from trainspan.record.marker import FOREIGN, NESTED, SAME, Marker
 from trainspan.record.patches import Patches
 from trainspan.record.traced import compiler, is_traced
 
 _OPTIMIZER = int(Phase.OPTIMIZER)
+_BACKWARD = int(Phase.BACKWARD)
 _PATIENCE = 8
+_NO_GRAPH_TASK = -1
+_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: _NO_GRAPH_TASK)
 
 
 class Stepping(NamedTuple):
@@ -91,11 +98,12 @@ class _Lead:
         others: steps of others since its last one.
     """
 
-    __slots__ = ("_made", "_made_at", "_reference", "identity", "others")
+    __slots__ = ("_inside", "_made", "_made_at", "_reference", "identity", "others")
 
     def __init__(self) -> None:
         self.identity = 0
         self.others = 0
+        self._inside = False  # whether it is one of those that step in the backward
         self._made: set[int] = set()  # since that many steps
         self._made_at = 0
         self._reference: weakref.ref[Any] | None = None
@@ -111,6 +119,12 @@ class _Lead:
             self._made.clear()
         self._made.add(id(optimizer))
 
+    def is_inside(self, optimizer: Any, steps: int) -> bool:
+        """Whether a backward, in which this one was the first to step, has ended a step of training."""
+        if not self._inside and self.is_followed(optimizer, steps):
+            self._inside = True
+        return self._inside
+
     def is_followed(self, optimizer: Any, steps: int) -> bool:
         """Whether a step of another one ends a step of training all the same: it becomes the lead.
 
@@ -120,10 +134,12 @@ class _Lead:
         """
         self.others += 1
         is_new = self._made_at == steps > 0 and id(optimizer) in self._made
-        if self.identity and self.others < _PATIENCE and not is_new:
+        if self.identity and self.others < _PATIENCE and not is_new and not self._inside:
             return False
+        # The backward of this step has just ended it: who steps outside of it leads from the next one on.
+        ends = not self._inside or is_new or not self.identity
         self._elect(optimizer)
-        return True
+        return ends
 
     def _elect(self, optimizer: Any) -> None:
         def gone(_: object) -> None:
@@ -131,6 +147,7 @@ class _Lead:
 
         self.identity = id(optimizer)
         self.others = 0
+        self._inside = False
         self._reference = weakref.ref(optimizer, gone)
 
 
@@ -143,6 +160,7 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
     outer = 0
     in_whole = unmade = False  # a framework's own step is open; a scaler in it has not let the optimizer step
     scaled_in: int | None = None  # where a gradient scaler was asked for a step; None: none is, or any more
+    inside: Any = None  # the first optimizer that has stepped in the backward that is open
     alone = False  # whether every step so far was one of the thread that trains
 
     def runs() -> bool:
@@ -161,7 +179,7 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
             return
         entered = enter(_OPTIMIZER)
         if entered < 0:
-            entered = refused(entered)
+            entered = refused(entered, optimizer)
         if entered >= 0:
             outer = entered
             depth = 1
@@ -186,16 +204,31 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
             scaled_in = None
         return in_whole and mine()
 
-    def refused(answer: int) -> int:
+    def refused(answer: int, optimizer: Any) -> int:
         """The phase to return to after all."""
-        nonlocal alone
+        nonlocal alone, inside
         if answer == SAME:
             return _OPTIMIZER  # the user has marked this as a phase
+        # The backward of a device's tensors runs on a thread of torch's, for the one that waits for it.
+        if marker.now() == _BACKWARD and (answer == NESTED or _graph_task() != _NO_GRAPH_TASK):
+            if inside is None:
+                inside = optimizer
+            marker.on_leave(left_backward)
+            return NESTED
         if answer == FOREIGN:
             alone = False
             if claim():
                 return enter(_OPTIMIZER)
         return answer
+
+    def left_backward(failed: bool) -> None:
+        nonlocal inside
+        optimizer, inside = inside, None
+        if not failed and not marker.held() and lead.is_inside(optimizer, marker.steps()):
+            lead.others = 0
+            marker.complete()
+            for end in step_ends:
+                end()
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal depth
@@ -257,7 +290,7 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
                 return call(*args, **kwargs)
             outer = enter(_OPTIMIZER)
             if outer < 0:
-                outer = refused(outer)
+                outer = refused(outer, call)
             if outer < 0:
                 return call(*args, **kwargs)
             in_whole, unmade = True, False
