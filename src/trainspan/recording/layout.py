@@ -48,9 +48,10 @@ Code, 8 bits: a kind (upper two bits) and a `Phase` (lower six).
 
 The operand of an ENTER into COLLECTIVE: bit 0 set: it waits for one that was launched; bit 1 set: by the same call of
 the library; bits 2 to 14: its kind, which an event `collective_kind` explains (0: unknown); bits 15 and up: how many
-collectives of its group came before it. That of a RESUME, where the phase that returned was DATA_WAIT: what the batch
-holds, samples in its lower 24 bits and tokens above; where it was VALIDATION: the forward passes of a whole loop; 0:
-not known. That of a STEP has SKIPPED set where the optimizer was asked to step and a gradient scaler let it not.
+collectives of its group came before it. That of an ENTER into VALIDATION: UNTRAINED, where no optimizer is known to
+train the model that is called. That of a RESUME, where the phase that returned was DATA_WAIT: what the batch holds,
+samples in its lower 24 bits and tokens above; where it was VALIDATION: the forward passes of a whole loop; 0: not
+known. That of a STEP has SKIPPED set where the optimizer was asked to step and a gradient scaler let it not.
 
 While it is made, the ring file is called `.<name>.draft`, and its writer holds the same lock on it.
 
@@ -111,6 +112,9 @@ TOKENS_MAX: Final = (1 << 31) - 1
 
 SKIPPED: Final = 1 << 52
 """Set in the operand of a STEP: a gradient scaler skipped the optimizer's step."""
+
+UNTRAINED: Final = 1
+"""Operand of an ENTER into VALIDATION."""
 
 WAIT: Final = 1
 SAME_CALL: Final = 2

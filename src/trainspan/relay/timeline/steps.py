@@ -10,6 +10,8 @@ How the cut is made:
 * OTHER directly between the end of a DATA_WAIT and the start of a FORWARD is H2D: in a plain loop the batch goes to
   the device there. All other OTHER stays OTHER, also between a DATA_WAIT that failed and a FORWARD.
 * A DATA_WAIT directly followed by VALIDATION, and the OTHER between them, is VALIDATION: it fetched a batch for it.
+* VALIDATION of a model that no optimizer trains is FORWARD where no batch was fetched for it alone: none just before
+  it, or one that a FORWARD (or BACKWARD) then gets as well. So is a teacher told from an average of the weights.
 * A COLLECTIVE that waits for the one launched just before it, by the same call of the library, is one with it.
 * An optimizer's step lies in any phase that the user has put around it.
 * What a phase holds that the user has named is not its time. What was spent in it before the first step is in `early`.
@@ -40,10 +42,12 @@ from trainspan.recording.layout import (
     SKIPPED,
     STEP,
     TOKENS_SHIFT,
+    UNTRAINED,
     WAIT,
 )
 from trainspan.relay.timeline.records import Interval, RankStep
 from trainspan.relay.timeline.stalls import Standing
+from trainspan.relay.timeline.untrained import Untrained, name_fetch
 
 _CUSTOM: Final = range(CUSTOM_FIRST, CUSTOM_LAST + 1)
 _NUMBERS: Final = (*map(int, Phase), *_CUSTOM)
@@ -75,11 +79,13 @@ def _legal_in(phase: int) -> frozenset[int]:
 
 _LEGAL: Final = {phase: _legal_in(phase) for phase in _NUMBERS}
 _OTHER: Final = Phase.OTHER
+_FORWARD: Final = Phase.FORWARD
 _DATA_WAIT: Final = Phase.DATA_WAIT
 _VALIDATION: Final = Phase.VALIDATION
 _H2D: Final = Phase.H2D
 _COLLECTIVE: Final = Phase.COLLECTIVE
 _ANY: Final = frozenset(kind | phase for kind in _KINDS for phase in _NUMBERS)
+_UNTRAINED_CALL: Final = UNTRAINED << OPERAND_SHIFT | ENTER | Phase.VALIDATION
 
 # What a mark asks for beside the change of phase.
 _NOTHING: Final = 0
@@ -87,10 +93,11 @@ _COUNT: Final = 1
 _RELABEL: Final = 2
 _CLOSE: Final = 3
 _CALL: Final = 4
+_VALIDATE: Final = 5
 _TASKS: Final = {
     ENTER | Phase.BACKWARD: _COUNT,
     ENTER | Phase.FORWARD: _RELABEL,
-    ENTER | Phase.VALIDATION: _RELABEL,
+    ENTER | Phase.VALIDATION: _VALIDATE,
     ENTER | Phase.COLLECTIVE: _CALL,
     **{STEP | phase: _CLOSE for phase in _NUMBERS},
 }
@@ -149,6 +156,7 @@ class RankTimeline:
         self._number = 0  # of the step being built
         self._fetched: list[int] = []  # what the batches hold that are waiting for what becomes of them
         self._held: list[int] = []  # what those of the step being built hold
+        self._untrained = Untrained()
         self._torn_ns: int | None = None  # where the step that a lap has torn began
 
     @property
@@ -198,6 +206,7 @@ class RankTimeline:
         self._microbatches = self._validations = 0
         self._fetched = []
         self._held = []
+        self._untrained.end()
 
     def end(self, at_ns: int) -> RankStep | None:
         """The step that is unfinished if the process ends at `at_ns`; None before the first and after a lap.
@@ -255,13 +264,15 @@ class RankTimeline:
         if word & KIND_MASK == STEP:
             self._number = max(word >> OPERAND_SHIFT & ~SKIPPED, -1) + 1
         self._microbatches = int(word & CODE_MASK == ENTER | Phase.BACKWARD)
-        self._validations = int(word & CODE_MASK == ENTER | Phase.VALIDATION)
+        self._validations = int(word & CODE_MASK == ENTER | Phase.VALIDATION and word != _UNTRAINED_CALL)
+        if word == _UNTRAINED_CALL:
+            self.phase_now = _FORWARD
         if not self.laps:
             self.first_step_start_ns = self._start_ns
         if self._torn_ns is not None:
             self.lost_ns += self._start_ns - self._torn_ns
 
-    def _cut(  # noqa: PLR0912 - one loop, see below
+    def _cut(  # noqa: PLR0912, PLR0915 - one loop, see below
         self, marks: Sequence[int], start_ns: int, phase: AnyPhase
     ) -> list[RankStep]:
         """The steps that `marks` complete, while the one begun at `start_ns` is being built and the rank is in `phase`.
@@ -272,7 +283,7 @@ class RankTimeline:
         new = tuple.__new__
         intervals, microbatches, number = self._intervals, self._microbatches, self._number
         calls, validations = self._calls, self._validations
-        fetched, held = self._fetched, self._held
+        fetched, held, untrained = self._fetched, self._held, self._untrained
         since_ns, invalid, legal, meaning = self._since_ns, 0, self._legal, self._meaning
         pairs = iter(marks)
         for time_ns, word in zip(pairs, pairs, strict=False):
@@ -291,17 +302,26 @@ class RankTimeline:
                 if word > CODE_MASK and RESUME <= code < ABORT:
                     validations += _resumed(intervals, fetched, word >> OPERAND_SHIFT)
                 continue
+            if task == _VALIDATE:
+                if word == _UNTRAINED_CALL:
+                    phase = untrained.called(intervals, since_ns, fetched)
+                else:
+                    name_fetch(intervals)
+                    untrained.end()
+                validations += phase is _VALIDATION
+            elif untrained.calls_ns and task != _CALL:
+                validations -= untrained.trained(intervals, held) if task != _CLOSE else 0
+                untrained.end()
             if fetched and task != _CALL:
                 held += fetched if phase is not _VALIDATION else ()
                 fetched.clear()
             if task == _COUNT:
                 microbatches += 1
             elif task == _RELABEL:
-                _relabel(intervals, phase)
-                validations += phase is _VALIDATION
+                _name_copy(intervals)
             elif task == _CALL:
                 since_ns = _call(intervals, calls, since_ns, word >> OPERAND_SHIFT)
-            else:
+            elif task == _CLOSE:
                 if word >= 0:
                     number = word >> OPERAND_SHIFT & ~SKIPPED
                 else:
@@ -362,16 +382,8 @@ def _work_in(held: list[int]) -> tuple[int | None, int | None]:
     return samples or None, tokens or None
 
 
-def _relabel(intervals: list[Interval], phase: AnyPhase) -> None:
-    """Name the newest intervals by what they turn out to have led to: the start of `phase`."""
-    gap = 1 if intervals and intervals[-1][0] is _OTHER else 0
-    if len(intervals) <= gap:
-        return
-    waited, start_ns, end_ns, failed = intervals[-1 - gap]
-    if waited is not _DATA_WAIT:
-        return
-    if phase is _VALIDATION:
-        intervals[-1 - gap] = Interval(_VALIDATION, start_ns, end_ns, failed)
-    if gap and (phase is _VALIDATION or not failed):
+def _name_copy(intervals: list[Interval]) -> None:
+    """Name what lies between the fetching of a batch and a forward, which begins now."""
+    if len(intervals) > 1 and intervals[-1][0] is _OTHER and intervals[-2][0] is _DATA_WAIT and not intervals[-2][3]:
         _other, start_ns, end_ns, failed = intervals[-1]
-        intervals[-1] = Interval(_VALIDATION if phase is _VALIDATION else _H2D, start_ns, end_ns, failed)
+        intervals[-1] = Interval(_H2D, start_ns, end_ns, failed)
