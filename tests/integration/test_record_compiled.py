@@ -20,8 +20,8 @@ PHASES: dict[str, list[list[str]]] = {
     # The compiled model is another module than the one that was found: it is found in the step after.
     "late": [STEP, STEP, STEP, UNSEEN, STEP, STEP],
     "late_in_place": [STEP] * 6,
-    # The model itself is first called when the search for roots is over: its validation shows as other.
-    "both": [STEP] * 6,
+    # The model itself is called after the first step, while the search for roots goes on.
+    "both": [STEP, *[["validation", *STEP]] * 5],
     "blocks": [STEP] * 6,
     "broken": [STEP] * 6,
     # What runs inside a compiled function is one graph; its forward is no call any more.

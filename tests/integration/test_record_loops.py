@@ -6,7 +6,8 @@ from tests.integration.recorded import Pair, in_good_order, phases_of, run_both
 
 SCENARIOS = (
     *("plain", "accumulation", "gan", "lbfgs", "scaler"),
-    *("recompute", "reentrant", "iterable", "ahead", "in_backward"),
+    *("recompute", "reentrant", "iterable", "ahead"),
+    *("distillation", "averaged", "ensemble", "folds", "in_backward"),
 )
 
 BATCH = ["data_wait", "h2d", "forward", "backward"]
@@ -19,6 +20,9 @@ CRITIC = ["data_wait", "h2d", "forward", "forward", "forward", "backward", "opti
 SCALED = [*BATCH, "amp", "grad_clip", "amp"]
 SCALED_STEP = ["amp", *SCALED, "optimizer"]
 GENERATOR = ["forward", "backward", "optimizer"]
+UNCLIPPED = [*BATCH, "optimizer"]
+ONE_BATCH = [*EPOCH_ENDS, *ITERATOR, *["validation"] * 3, *EPOCH_ENDS]
+TAUGHT = ["data_wait", "h2d", "forward", "forward", "backward", "optimizer"]
 
 PHASES = {
     "plain": [[*ITERATOR, *STEP], STEP, STEP, STEP, [*VALIDATION, *ITERATOR, *STEP], STEP, STEP, STEP],
@@ -34,6 +38,17 @@ PHASES = {
         *[[*EPOCH_ENDS, *ITERATOR, *BATCH, "optimizer"], *[[*BATCH, "optimizer"]] * 3],
     ],
     "ahead": [[*ITERATOR, "data_wait", *BATCH, "optimizer"], *[[*BATCH, "optimizer"]] * 3],
+    "distillation": [[*ITERATOR, *TAUGHT], TAUGHT, TAUGHT, [*ONE_BATCH, *ITERATOR, *TAUGHT], TAUGHT, TAUGHT],
+    "averaged": [
+        *[[*ITERATOR, *UNCLIPPED], UNCLIPPED, UNCLIPPED],
+        *[[*VALIDATION, *ITERATOR, *UNCLIPPED], UNCLIPPED, UNCLIPPED],
+    ],
+    # The first optimizer's step ends each, so the first model of the next batch is in it.
+    "ensemble": [[*ITERATOR, *UNCLIPPED], *[[*GENERATOR * 2, *UNCLIPPED]] * 3],
+    "folds": [
+        *[[*ITERATOR, *UNCLIPPED], UNCLIPPED, UNCLIPPED],
+        *[[*ONE_BATCH, *ITERATOR, *UNCLIPPED], UNCLIPPED, UNCLIPPED] * 4,
+    ],
     # What the optimizers do is a part of the backward.
     "in_backward": [[*ITERATOR, *BATCH], *[BATCH] * 3],
 }
@@ -49,7 +64,19 @@ MICROBATCHES = {
     "reentrant": [1] * 4,
     "iterable": [1] * 8,
     "ahead": [1] * 4,
+    "distillation": [1] * 6,
+    "averaged": [1] * 6,
+    "ensemble": [1, 3, 3, 3],
+    "folds": [1] * 15,
     "in_backward": [1] * 4,
+}
+
+SAMPLES = {
+    "distillation": [8] * 6,
+    "averaged": [8] * 6,
+    "ensemble": [8] * 4,
+    "folds": [8] * 15,
+    "in_backward": [8] * 4,
 }
 
 
@@ -82,6 +109,23 @@ def test_steps_have_their_phases_in_order(loops: Pair, scenario: str) -> None:
 
     assert [phases_of(step) for step in steps] == PHASES[scenario]
     assert [step.microbatches for step in steps] == MICROBATCHES[scenario]
+
+
+@pytest.mark.parametrize("scenario", SAMPLES)
+def test_samples_are_those_that_were_trained_on(loops: Pair, scenario: str) -> None:
+    """A batch that a teacher gets as well is trained on; one that is validated is not."""
+    steps = loops.recording_of(scenario).steps
+
+    assert [step.samples for step in steps] == SAMPLES[scenario]
+
+
+def test_what_is_trained_is_no_teacher(loops: Pair) -> None:
+    """Two models of the same size are called, and the run is about one of them."""
+    [of_student] = [event for event in loops.recording_of("distillation").events if event["event"] == "facts"]
+    [of_averaged] = [event for event in loops.recording_of("averaged").events if event["event"] == "facts"]
+
+    sizes = [facts["attributes"]["training.model.parameters"] for facts in (of_student, of_averaged)]
+    assert sizes[0] == sizes[1] > 0
 
 
 def test_only_the_step_that_the_scaler_skipped_says_so(loops: Pair) -> None:

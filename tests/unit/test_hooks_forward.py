@@ -2,17 +2,23 @@
 
 import copy
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from tests.unit.tapes import Tape, recording_marker
+from trainspan.names import Phase
 from trainspan.record.hooks import forward
+from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
+from trainspan.recording.layout import UNTRAINED
 
+STEPS_OF_A_SEARCH = 2
 FORWARD = ["enter forward", "resume other"]
 VALIDATION = ["enter validation", "resume other"]
 
@@ -23,6 +29,19 @@ class Watched(NamedTuple):
     search: forward.RootSearch
     tape: Tape
     patches: Patches
+    marker: Marker
+    known: nn.Module
+
+    def end_search(self) -> None:
+        """Let the steps end that it takes, each with a forward: without any, the next one would begin."""
+        for _ in range(STEPS_OF_A_SEARCH):
+            self.known(torch.ones(2))
+            self.search.step_ended()
+
+    def untrained(self) -> list[bool]:
+        """Of each validation, whether no optimizer is known to train the model."""
+        marks = [mark for mark in self.tape.slots() if mark is not None and mark.kind == "enter"]
+        return [mark.operand == UNTRAINED for mark in marks if mark.phase is Phase.VALIDATION]
 
 
 @pytest.fixture
@@ -32,7 +51,7 @@ def watched() -> Iterator[Watched]:
     patches = Patches()
     search = forward.install(marker, patches)
     search.begin()
-    yield Watched(search, tape, patches)
+    yield Watched(search, tape, patches, marker, nn.Linear(2, 1))
     patches.undo()
 
 
@@ -101,7 +120,7 @@ def test_class_is_as_ever_while_a_root_runs_and_after_the_search(watched: Watche
 
     model(torch.ones(1, 2))
     filled = nn.Module._compiled_call_impl
-    watched.search.step_ended()
+    watched.end_search()
 
     assert model.slots == [None]
     assert filled is not None
@@ -134,47 +153,163 @@ def test_failure_of_a_marked_root_reaches_the_user(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_validation_is_a_trainable_root_without_gradients_in_eval_mode(watched: Watched, *, known: bool) -> None:
-    """In training mode it is a checkpointed forward; frozen altogether, a teacher's."""
-    model, teacher = nn.Linear(2, 1), nn.Linear(2, 1).requires_grad_(False).eval()
+def test_validation_is_a_root_without_gradients_in_eval_mode(watched: Watched, *, known: bool) -> None:
+    """In training mode it is a checkpointed forward. Whose weights an optimizer has is told from a teacher."""
+    model, teacher, frozen = nn.Linear(2, 1), nn.Linear(2, 1), nn.Linear(2, 1).requires_grad_(False)
+    optimizer = torch.optim.SGD([*model.parameters(), *frozen.parameters()])
+    watched.search.made(optimizer)
     if known:
-        model(torch.ones(2))
-        teacher(torch.ones(2))
-        watched.search.step_ended()
+        with torch.no_grad():
+            for module in (model, teacher.train(), frozen.train()):
+                module(torch.ones(2))
+        watched.end_search()
     before = len(watched.tape.written())
 
     with torch.no_grad():
         model(torch.ones(2))
-        model.eval()
-        model(torch.ones(2))
-        teacher(torch.ones(2))
+        for module in (model.eval(), teacher.eval(), frozen.eval()):
+            module(torch.ones(2))
     model(torch.ones(2))
 
-    assert watched.tape.written()[before:] == [*FORWARD, *VALIDATION, *FORWARD, *FORWARD]
+    assert watched.tape.written()[before:] == [*FORWARD, *VALIDATION * 3, *FORWARD]
+    assert watched.untrained() == [False, True, True]
+
+
+def test_model_that_is_called_before_its_optimizer_is_made_is_known_as_trained_then(watched: Watched) -> None:
+    """What was loaded is often evaluated first."""
+    model = nn.Linear(2, 1).eval()
+    optimizer = torch.optim.SGD(model.parameters())
+
+    with torch.no_grad():
+        model(torch.ones(2))
+        watched.search.made(optimizer)
+        watched.end_search()
+        model(torch.ones(2))
+
+    assert watched.untrained() == [True, False]
+
+
+def test_models_under_training_are_those_that_an_optimizer_has(watched: Watched) -> None:
+    """A teacher is the larger one, and not what the run is about."""
+    student, teacher = nn.Linear(2, 1), nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(student.parameters())
+    with torch.no_grad():
+        for model in (student, teacher):
+            model(torch.ones(2))
+    before = watched.search.roots()
+
+    watched.search.made(optimizer)
+    watched.search.step_ended()
+    watched.search.step_ended()
+
+    assert before == [student, teacher]
+    assert watched.search.roots() == [student]
+
+
+def test_model_that_keeps_gradients_is_under_training(watched: Watched) -> None:
+    """Some frameworks give their optimizers copies of its weights."""
+    model = nn.Linear(2, 1)
+
+    model(torch.ones(2))
+    model.eval()
+    with torch.no_grad():
+        model(torch.ones(2))
+
+    assert watched.untrained() == [False]
+    assert watched.search.roots() == [model]
+
+
+def test_model_that_is_first_called_after_another_ones_step_is_found(watched: Watched) -> None:
+    """Of an ensemble, or an actor and its critic, the first optimizer's step ends the first step of training."""
+    first, second = nn.Linear(2, 1), nn.Linear(2, 1)
+
+    for _ in range(5):
+        first(torch.ones(2))
+        watched.search.step_ended()
+        second(torch.ones(2))
+
+    assert watched.tape.written() == FORWARD * 10
 
 
 def test_model_that_comes_later_is_found_after_a_step_without_forward(watched: Watched) -> None:
     """A model may be wrapped or compiled after some steps: what was found is then called no more."""
     first, second = nn.Linear(2, 1), nn.Linear(2, 1)
-    first(torch.ones(2))
-    watched.search.step_ended()
+    for _ in range(STEPS_OF_A_SEARCH):
+        first(torch.ones(2))
+        watched.search.step_ended()
 
     for _ in range(3):
         second(torch.ones(2))
         watched.search.step_ended()
 
-    assert watched.tape.written() == FORWARD * 3  # of the first, and of the second from its second step on
+    # Of the first, and of the second from its second step on.
+    assert watched.tape.written() == FORWARD * (STEPS_OF_A_SEARCH + 2)
+
+
+def test_new_optimizer_and_new_loader_announce_another_model(watched: Watched) -> None:
+    """A second training in the same process, or the average of the weights that is evaluated after each epoch."""
+    trained, averaged, unannounced = nn.Linear(2, 1), nn.Linear(2, 1), nn.Linear(2, 1)
+    loader = DataLoader([torch.ones(2)])
+    signs: dict[nn.Module, Callable[[], object]] = {
+        trained: lambda: watched.search.made(torch.optim.SGD(trained.parameters())),
+        averaged: lambda: [iter(loader) for _ in range(2)],
+        unannounced: lambda: iter(loader),
+    }
+
+    found = []
+    for model, sign in signs.items():
+        watched.end_search()
+        before = len(watched.tape.written())
+        sign()
+        model(torch.ones(2))
+        found.append(len(watched.tape.written()) - before)
+
+    assert found == [2, 2, 0]
+
+
+def test_nothing_is_sought_within_a_phase_by_another_thread_or_for_ever(watched: Watched) -> None:
+    """A framework's validation is one phase, whose inner modules must not cost; each search changes a class."""
+    watched.end_search()
+    searches = []
+
+    def seek() -> None:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+        watched.search.made(optimizer)
+        searches.append(nn.Module._compiled_call_impl is not None)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(seek).result()
+    outer = watched.marker.enter(Phase.VALIDATION)
+    seek()
+    watched.marker.resume(outer)
+    for _ in range(200):
+        seek()
+        watched.end_search()
+
+    assert searches == [False] * 2 + [True] * 100 + [False] * 100
+
+
+def test_optimizer_of_another_make_is_no_failure(watched: Watched) -> None:
+    """The user's own kind may keep its parameters where it likes."""
+    watched.search.made(nn.Linear(2, 1))
+
+    model = nn.Linear(2, 1)
+    model(torch.ones(2))
+
+    assert watched.tape.written() == FORWARD
+    assert watched.search.roots() == [model]
 
 
 def test_search_for_what_cannot_be_found_is_given_up(watched: Watched) -> None:
     """A step that is compiled whole shows no forward; a job must not pay for the search for ever."""
     searches = 0
 
+    watched.end_search()
     for _ in range(2000):
         watched.search.step_ended()
         searches += nn.Module._compiled_call_impl is not None
 
-    assert searches == 8
+    assert searches == 8 * STEPS_OF_A_SEARCH
     assert nn.Module._compiled_call_impl is None
 
 

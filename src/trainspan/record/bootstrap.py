@@ -110,8 +110,12 @@ def _place_optimizer(hook: ModuleType, recorder: Recorder, patches: Patches) -> 
             search.begin()
         step_ends.append(search.step_ended)
 
+    def made(optimizer: Any) -> None:
+        for search in searches:
+            search.made(optimizer)
+
     _install_hook("forward", place_forward)
-    stepping = recorder.stepping = hook.install(recorder.marker, patches, recorder.claim, step_ends)
+    stepping = recorder.stepping = hook.install(recorder.marker, patches, recorder.claim, step_ends, made)
     step_hooks.place(recorder, patches, stepping, searches[0] if searches else None, step_ends, _install_hook)
     _install_hook("cuda_graph", partial(_place_cuda_graph, recorder, patches, step_ends))
     _install_hook("device", partial(_await_device, recorder, step_ends))

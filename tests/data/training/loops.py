@@ -177,6 +177,76 @@ def ahead() -> None:
     report("ahead", model)
 
 
+def distillation() -> None:
+    """Two epochs of three steps with a teacher, as the tutorial has it: nothing says that the teacher is frozen."""
+    teacher, student, loader, held_out = make_model(), make_model(), make_loader(3), make_loader(1)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-2)
+    teacher.eval()
+    for _epoch in range(2):
+        student.train()
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            with torch.no_grad():
+                taught = teacher(inputs)
+            outputs = student(inputs)
+            (nn.functional.mse_loss(outputs, targets) + nn.functional.mse_loss(outputs, taught)).backward()
+            optimizer.step()
+        student.eval()
+        with torch.no_grad():
+            for inputs, _targets in held_out:
+                student(inputs)
+    report("distillation", student, teacher)
+
+
+def averaged() -> None:
+    """Two epochs of three steps, each followed by a validation of the average of the weights, and of that alone."""
+    model, loader, held_out = make_model(), make_loader(3), make_loader(2)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _epoch in range(2):
+        model.train()
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            average.update_parameters(model)
+        average.eval()
+        with torch.no_grad():
+            for inputs, _targets in held_out:
+                average(inputs)
+    report("averaged", model, average)
+
+
+def ensemble() -> None:
+    """Four batches, on each of which three models are trained one after the other."""
+    models = [make_model() for _ in range(3)]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2) for model in models]
+    for inputs, targets in make_loader(4):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+    report("ensemble", *models)
+
+
+def folds() -> None:
+    """Five trainings of three steps and a validation; what each of them has made is kept to the end."""
+    kept: list[tuple[nn.Module, torch.optim.Optimizer]] = []
+    for _fold in range(5):
+        model, loader, held_out = make_model(), make_loader(3), make_loader(1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        kept.append((model, optimizer))
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            for inputs, _targets in held_out:
+                model(inputs)
+    report("folds", *(model for model, _ in kept))
+
+
 def in_backward() -> None:
     """Four steps in which each parameter is updated as soon as it has its gradient, and by nothing else."""
     model = make_model()
@@ -214,6 +284,10 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "reentrant": lambda: recompute("reentrant", use_reentrant=True),
     "iterable": iterable,
     "ahead": ahead,
+    "distillation": distillation,
+    "averaged": averaged,
+    "ensemble": ensemble,
+    "folds": folds,
     "in_backward": in_backward,
     "long": long,
 }

@@ -1,18 +1,24 @@
 """Forward of the root module only, and validation: a root called without gradients and not in training mode.
 
-A root all of whose parameters are frozen is no model under training (a teacher, a feature extractor): its calls are
-forward, whatever their mode.
+A root that is not trained is validated (an average of the weights) or helps to train (a teacher, a reference):
+its mark says so, and the relay sees by what becomes of the batch which of the two it is. Trained is what an optimizer
+was made with, or what was found while gradients were kept: some frameworks give their optimizers copies.
 
 `nn.Module` itself consults a slot before it calls: `_compiled_call_impl`. Roots are found while that of the class is
-filled: every outermost callee that has parameters is one (a loss has none). After the first step the class's slot is
-empty again, and each root keeps a `RootCall` in its own. So an inner module costs nothing, and pickling,
-`copy.deepcopy`, `state_dict`, `torch.export`, `torch.jit` and `torch.compile` do not see it. Cost: 0.5 µs a forward.
+filled: every outermost callee that has parameters is one (a loss has none), and keeps a `RootCall` in its own slot.
+After two steps that of the class is empty again. So an inner module costs nothing, and pickling, `copy.deepcopy`,
+`state_dict`, `torch.export`, `torch.jit` and `torch.compile` do not see it. Cost: 0.5 µs a forward.
+
+It takes two steps because the first ends where the first optimizer has stepped: an ensemble, or a critic with an
+optimizer of its own, has not been called by then.
 
 `nn.Module.__call__` stays as it is: the compiler compares it, guards on it, and is handed it by `torch.compile(model)`.
 
-A model that was compiled or wrapped later is found again: a step with a backward and no forward starts another search.
+What comes later is found by another search. It begins where an optimizer is made, where a DataLoader is iterated for
+the first time, and after a step without a forward: the model was compiled or wrapped.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,16 +26,23 @@ from typing import Any
 import torch
 from torch import nn
 from torch.jit import _recursive
+from torch.utils.data import DataLoader
 
-from trainspan.names import Phase
+from trainspan.names import CUSTOM_FIRST, Phase
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
 from trainspan.record.traced import compiler, is_traced
+from trainspan.recording.layout import OPERAND_SHIFT, UNTRAINED
 
 _FORWARD = int(Phase.FORWARD)
 _VALIDATION = int(Phase.VALIDATION)
+_OTHER = int(Phase.OTHER)
+_VALIDATION_UNTRAINED = UNTRAINED << OPERAND_SHIFT | _VALIDATION
 _SLOT = "_compiled_call_impl"
+_STEPS = 2
 _SEARCHES_MAX = 8
+_ASKED_MAX = 100
+# Each search changes the class a few times, and Python 3.13 stops caching what it finds in a class after 1000 changes.
 _ENGINES = "deepspeed.runtime."
 
 _is_grad_enabled = torch.is_grad_enabled
@@ -44,13 +57,20 @@ class RootCall:
 
     __slots__ = ("around", "called", "inner", "mode", "module", "without_grad")
 
-    def __init__(self, module: nn.Module, inner: Callable[..., Any] | None, marker: Marker, called: list[int]):
+    def __init__(
+        self,
+        module: nn.Module,
+        inner: Callable[..., Any] | None,
+        marker: Marker,
+        called: list[int],
+        without_grad: int = _VALIDATION,
+    ):
         self.module = weakref.ref(module)
         self.mode = weakref.ref(_moded(module))
         self.inner = inner
         self.around = marker.around
         self.called = called
-        self.without_grad = _phase_without_grad(module)
+        self.without_grad = without_grad
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module: Any = self.module()
@@ -78,7 +98,7 @@ class RootCall:
 class RootSearch:
     """Finds the roots and keeps them marked.
 
-    `begin()` when recording begins, `step_ended()` at the end of every step.
+    `begin()` when recording begins, `step_ended()` at the end of every step; `made(optimizer)`, `iterated(loader)`.
 
     Attributes:
         autocast: the type that autocast computed in when a root was found; None: it was off.
@@ -89,9 +109,13 @@ class RootSearch:
         self._marker = marker
         self._called = [0]
         self._searching = False
+        self._steps_left = 0
         self._searches = 0
+        self._asked = 0
         self._wait_steps = 0
-        self._found: list[weakref.ref[nn.Module]] = []
+        # By the optimizer: the parameters it was made with.
+        self._trained: dict[int, tuple[frozenset[int], weakref.ref[Any]]] = {}
+        self._loaders: dict[int, weakref.ref[Any]] = {}
         self._marked: list[weakref.ref[nn.Module]] = []
         self._compiled: list[weakref.ref[nn.Module]] = []  # in place: their own slot hides them from the search
         self._candidates: list[RootCall] = []
@@ -100,7 +124,7 @@ class RootSearch:
         _follow_compile(patches, self._compiled_in_place)
 
     def step_ended(self) -> None:
-        """End a search, or begin another one when a whole step has shown no forward. Cost: 0.1 µs."""
+        """Go on with a search, or begin another one when a whole step has shown no forward. Cost: 0.1 µs."""
         called = self._called
         if self._searching or not called[0]:
             self._look_around()
@@ -111,13 +135,28 @@ class RootSearch:
         return bool(self._called[0])
 
     def roots(self) -> list[nn.Module]:
-        """The roots that live."""
-        found = (reference() for reference in self._marked)
-        return [module for module in found if module is not None]
+        """The models under training; all that are called, where no optimizer's parameters are theirs."""
+        marked = self._calls()
+        trained = [module for module, call in marked if call.without_grad == _VALIDATION]
+        return trained or [module for module, _ in marked]
+
+    def made(self, optimizer: Any) -> None:
+        """Take over that there is another optimizer: what it trains may be another model."""
+        number = id(optimizer)
+        own = _parameters_in(optimizer)
+        self._trained[number] = own, weakref.ref(optimizer, lambda _: self._trained.pop(number, None))
+        self._ask()
+
+    def iterated(self, loader: Any) -> None:
+        """Take over that a DataLoader is asked for its batches; the first time, they may be for another model."""
+        number = id(loader)
+        if number not in self._loaders and self._ask():
+            self._loaders[number] = weakref.ref(loader, lambda _: self._loaders.pop(number, None))
 
     def begin(self) -> None:
-        """Look for roots until the next step ends."""
+        """Look for roots until two steps have ended."""
         self._searching = True
+        self._steps_left = _STEPS
         for reference in self._compiled:
             module = reference()
             if module is not None:
@@ -125,8 +164,22 @@ class RootSearch:
         self._compiled.clear()
         self._fill_class_slot()
 
+    def _ask(self) -> bool:
+        """Begin a search, or prolong the one that is under way; False: not here, or not any more."""
+        marker = self._marker
+        # Within a phase, as the validation of a framework, whatever is called belongs to that.
+        if not marker.mine() or _OTHER < marker.now() < CUSTOM_FIRST or self._asked == _ASKED_MAX:
+            return False
+        self._asked += not self._searching
+        self.begin()
+        return True
+
     def _look_around(self) -> None:
         if self._searching:
+            self._judge()
+            self._steps_left -= 1
+            if self._steps_left:
+                return
             self._end()
         if not self._called[0]:
             self._miss()
@@ -134,14 +187,12 @@ class RootSearch:
     def _end(self) -> None:
         self._searching = False
         nn.Module._compiled_call_impl = None
-        for reference in self._found:
-            module = reference()
-            if module is not None:
-                self._mark(module)
-        self._found.clear()
         for candidate in self._candidates:
-            self._judge(candidate)
+            _withdraw(candidate)
         self._candidates.clear()
+        for module, call in self._calls():
+            if call.without_grad != _VALIDATION:
+                call.without_grad = self._phase_without_grad(module)
 
     def _fill_class_slot(self) -> None:
         if self._searching:
@@ -159,19 +210,35 @@ class RootSearch:
         """Mark a module for the time of the search, with a count of its own."""
         inner = module.__dict__.get(_SLOT)
         if not isinstance(inner, RootCall):
-            candidate = RootCall(module, inner, self._marker, [0])
+            candidate = RootCall(module, inner, self._marker, [0], self._phase_without_grad(module))
             module.__dict__[_SLOT] = candidate
             self._candidates.append(candidate)
 
-    def _judge(self, candidate: RootCall) -> None:
-        """Keep a candidate that was an outermost callee: a root."""
-        module = candidate.module()
-        if module is None or module.__dict__.get(_SLOT) is not candidate:
-            return
-        module.__dict__[_SLOT] = candidate.inner
-        if candidate.called[0]:
-            self._called[0] = 1
-            self._mark(module)
+    def _judge(self) -> None:
+        """Keep the candidates that were an outermost callee: roots."""
+        for candidate in [candidate for candidate in self._candidates if candidate.called[0]]:
+            self._candidates.remove(candidate)
+            module = _withdraw(candidate)
+            if module is not None:
+                self._called[0] = 1
+                self._mark(module)
+
+    def _calls(self) -> list[tuple[nn.Module, RootCall]]:
+        """The roots that live, with what marks their calls."""
+        modules = (reference() for reference in self._marked)
+        slots = ((module, module.__dict__.get(_SLOT)) for module in modules if module is not None)
+        return [(module, call) for module, call in slots if isinstance(call, RootCall)]
+
+    def _phase_without_grad(self, module: nn.Module, *, with_grad: bool = False) -> int:
+        """What a call without gradients in eval mode is: a validation, for sure where the module is trained.
+
+        Args:
+            module: that is called.
+            with_grad: whether it was called in a way that keeps gradients.
+        """
+        own = {id(parameter) for parameter in _parameters_of(module) if parameter.requires_grad}
+        trained = any(not own.isdisjoint(parameters) for parameters, _ in tuple(self._trained.values()))
+        return _VALIDATION if trained or (own and with_grad) else _VALIDATION_UNTRAINED
 
     def _miss(self) -> None:
         # The wait doubles each time: a job whose forward cannot be seen (a step compiled whole) must not pay for it.
@@ -181,15 +248,17 @@ class RootSearch:
             self._wait_steps = 1 << self._searches
             self.begin()
 
-    def _mark(self, module: nn.Module) -> None:
+    def _mark(self, module: nn.Module, *, with_grad: bool = False) -> None:
         inner = module.__dict__.get(_SLOT)
         if isinstance(inner, RootCall):
             return
-        module.__dict__[_SLOT] = RootCall(module, inner, self._marker, self._called)
+        without_grad = self._phase_without_grad(module, with_grad=with_grad)
+        module.__dict__[_SLOT] = RootCall(module, inner, self._marker, self._called, without_grad)
         self._marked.append(weakref.ref(module))
 
     def _undo(self) -> None:
         if self._searching:
+            self._judge()
             self._end()
         for reference in self._marked:
             module = reference()
@@ -202,20 +271,19 @@ class RootSearch:
 
     def _searching_call(self) -> Callable[..., Any]:
         """What fills the class's slot during a search. Cost: 1 µs for each module called."""
-        found, called, look_on = self._found, self._called, self._fill_class_slot
+        called, look_on, mark, without_grad = self._called, self._fill_class_slot, self._mark, self._phase_without_grad
         enter, resume, abort = self._marker.enter, self._marker.resume, self._marker.abort
 
         def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             call = module._call_impl
             if is_traced() or compiler._is_compiling_flag or not _has_parameters(module):
                 return call(*args, **kwargs)
-            outer = enter(_FORWARD if _is_grad_enabled() or _moded(module).training else _phase_without_grad(module))
+            with_grad = _is_grad_enabled()
+            outer = enter(_FORWARD if with_grad or _moded(module).training else without_grad(module))
             if outer < 0:
                 return call(*args, **kwargs)
             called[0] = 1
-            if not any(reference() is module for reference in found):
-                found.append(weakref.ref(module))
-                self.autocast = _autocast()
+            self.autocast = _autocast()
             # Nothing below is a root, and a compiler that looks at the modules below must find the slot empty.
             nn.Module._compiled_call_impl = None
             try:
@@ -225,6 +293,7 @@ class RootSearch:
                 raise
             finally:
                 look_on()
+                mark(module, with_grad=with_grad)
             resume(outer)
             return output
 
@@ -241,11 +310,9 @@ def install(marker: Marker, patches: Patches) -> RootSearch:
         raise AttributeError(f"{_SLOT} is taken")
     _clear_slot_of_replicas(patches)
     _hide_slot_from_script(patches)
-    return RootSearch(marker, patches)
-
-
-def _phase_without_grad(module: nn.Module) -> int:
-    return _VALIDATION if any(parameter.requires_grad for parameter in _parameters_of(module)) else _FORWARD
+    search = RootSearch(marker, patches)
+    _follow_loaders(patches, search)
+    return search
 
 
 def _moded(module: nn.Module) -> nn.Module:
@@ -260,6 +327,23 @@ def _autocast() -> str | None:
         if torch.is_autocast_enabled(device):
             return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
     return None
+
+
+def _withdraw(candidate: RootCall) -> nn.Module | None:
+    """The module, with its slot as it was; None: it is gone, or the slot is another's."""
+    module = candidate.module()
+    if module is None or module.__dict__.get(_SLOT) is not candidate:
+        return None
+    module.__dict__[_SLOT] = candidate.inner
+    return module
+
+
+def _parameters_in(optimizer: Any) -> frozenset[int]:
+    """What an optimizer trains; nothing that is known, where it is built in another way than torch's."""
+    try:
+        return frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+    except (AttributeError, KeyError, TypeError):
+        return frozenset()
 
 
 def _has_parameters(module: nn.Module) -> bool:
@@ -285,6 +369,17 @@ def _follow_compile(patches: Patches, compiled: Callable[..., None]) -> None:
 
     compile_and_tell.__doc__ = compile_module.__doc__
     patches.replace(nn.Module, "compile", compile_and_tell)
+
+
+def _follow_loaders(patches: Patches, search: RootSearch) -> None:
+    iterate = vars(DataLoader)["__iter__"]
+
+    def make_iterator(self: Any) -> Any:
+        if not (is_traced() or compiler._is_compiling_flag):
+            search.iterated(self)
+        return iterate(self)
+
+    patches.replace(DataLoader, "__iter__", functools.update_wrapper(make_iterator, iterate))
 
 
 def _clear_slot_of_replicas(patches: Patches) -> None:

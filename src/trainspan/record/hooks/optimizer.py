@@ -59,7 +59,11 @@ Outcome = Callable[[tuple[Any, ...], Any], tuple[Any, bool]]
 
 
 def install(
-    marker: Marker, patches: Patches, claim: Callable[[], bool], step_ends: Iterable[Callable[[], None]]
+    marker: Marker,
+    patches: Patches,
+    claim: Callable[[], bool],
+    step_ends: Iterable[Callable[[], None]],
+    made: Callable[[Any], None] = lambda _: None,
 ) -> Stepping:
     """Mark every optimizer step, and the end of every step of training.
 
@@ -69,6 +73,7 @@ def install(
         claim: asks to record for the calling thread, which evidently trains, or is going to: it makes an optimizer;
             True if it now does.
         step_ends: each is called after every step of training; more may join.
+        made: `made(optimizer)` is told of each one that is made.
 
     Raises:
         AttributeError: this torch has no global optimizer hooks (before 2.1); there are then no steps to see.
@@ -84,6 +89,7 @@ def install(
         claim()
         make(self, *args, **kwargs)
         lead.note_made(self, marker.steps())
+        made(self)
 
     make_optimizer.__wrapped__ = make  # type: ignore[attr-defined]  # inspect.signature shows the real one
     patches.replace(Optimizer, "__init__", make_optimizer)
