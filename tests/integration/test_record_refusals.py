@@ -1,10 +1,14 @@
 """Bad input and bad places: a line of warning, training that goes on, and nothing left half-written."""
 
 import os
+import re
 import stat
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 from tests.integration.recorded import REPOSITORY, SCRIPTS, Run, Training, start, start_ranks
 
@@ -76,6 +80,48 @@ def test_full_place_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
 
     assert_unrecorded(run, "takes no recording (File too large)")
     assert files_below(tmp_path) == []
+
+
+FILLED_LATER = """
+import os, sys
+from trainspan.relay.process import log
+log("of what did not fit")
+os.unlink(sys.argv[1])
+log("of what came then")
+"""
+
+
+def on_small_disk(script: str, *arguments: str) -> list[str]:
+    """A command that runs a shell script on a file system of 256 KiB of its own, mounted on `$1`."""
+    mounts = 'mount -t tmpfs -o size=256k tmpfs "$1"; '
+    command = ["unshare", "--mount", "bash", "-c", mounts + script, "bash", *arguments]
+    tried = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip("this user may not mount; would have shown what is said of a disk that is full")
+    return command
+
+
+def test_full_disk_of_the_run_folder_is_said_by_the_rank(tmp_path: Path) -> None:
+    """The relay's log lies on the same disk: nobody else could say it."""
+    fills = 'head -c 300000 /dev/zero >"$1/fill"; shift; exec "$@"'
+    command = on_small_disk(fills, str(tmp_path), sys.executable, str(SCRIPTS / "loops.py"), "accumulation")
+
+    run = Training(command, tmp_path, {"TRAINSPAN_RELAY": "process"}).ended()
+
+    (said,) = [line for line in run.stderr.splitlines() if line.startswith("trainspan: ")]
+    assert run.exit_code == 0
+    assert re.fullmatch(rf"trainspan: the disk of {tmp_path}/runs/\S+ is full \(\d+ bytes free\): .*", said)
+
+
+def test_relay_outlives_a_full_disk_and_says_so_when_there_is_room(tmp_path: Path) -> None:
+    """Its first word about it must not be its last."""
+    script = 'head -c 300000 /dev/zero >"$1/fill"; "$2" -c "$3" "$1/fill" 2>>"$1/log"; cat "$1/log"'
+    command = on_small_disk(script, str(tmp_path), sys.executable, FILLED_LATER)
+
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    said = [line.partition("trainspan relay: ")[2] for line in ran.stdout.splitlines()]
+    assert said == ["of what did not fit", "of what came then"]
 
 
 def test_planted_link_is_not_followed(tmp_path: Path) -> None:

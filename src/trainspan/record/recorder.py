@@ -38,6 +38,7 @@ _LAUNCH_ID = "TRAINSPAN_LAUNCH_ID"
 _STACK_FRAMES_MAX = 32
 _MESSAGE_CHARACTERS_MAX = 1024
 _EVENTS_RETOLD = 256
+_LEAST_FREE_BYTES = 1 << 20
 
 
 class Teller(Protocol):
@@ -334,8 +335,22 @@ def open_writer(
     began_ns = process_start_ns() if since_ns is None else since_ns
     writer = RecordingWriter.create(directory, identity, marks, began_ns)
     folder = places.make_private(places.run_folder(state, identity.run))
+    if read_along:
+        _warn_if_full(folder)
     launch.ensure_relay(settings.relay, directory, folder, writer.path)
     return writer
+
+
+def _warn_if_full(folder: Path) -> None:
+    """Say that the relay will have no room: its own log lies on the same disk."""
+    found = os.statvfs(folder)
+    free_bytes = found.f_bavail * found.f_frsize
+    if free_bytes < _LEAST_FREE_BYTES:
+        warn_once(
+            "disk",
+            f"the disk of {folder} is full ({free_bytes} bytes free): what is recorded is neither kept nor delivered "
+            "until there is room; or set TRAINSPAN_DIR",
+        )
 
 
 def process_start_ns() -> int:

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Event
@@ -248,9 +249,19 @@ def _report_refusal(refusal: Refusal) -> None:
     log(f"{refusal.path} {refusal.reason}")
 
 
+_unsaid: deque[str] = deque(maxlen=64)
+"""Lines that the log has not taken yet: it lies on the disk whose end it may have to tell of."""
+
+_saying = threading.Lock()
+
+
 def log(text: str) -> None:
-    """One line in the relay's log, with the time in ISO 8601."""
+    """One line in the relay's log, with the time in ISO 8601; behind what the disk has refused before."""
     # Imported here: a relay thread's process may never have anything to log.
     from datetime import datetime, timezone
 
-    print(f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ} trainspan relay: {text}", file=sys.stderr, flush=True)
+    with _saying, contextlib.suppress(OSError, ValueError):
+        _unsaid.append(f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ} trainspan relay: {text}")
+        while _unsaid:
+            print(_unsaid[0], file=sys.stderr, flush=True)
+            _unsaid.popleft()
