@@ -48,6 +48,15 @@ def test_node_is_identified_whole() -> None:
     assert dict(found.attributes) == {**shared, "service.instance.id": "run-7-node1"}
 
 
+def test_variable_that_is_no_utf8_is_sent_with_a_mark_in_its_place() -> None:
+    """The encoder would leave out the whole attribute, and say so for each batch."""
+    environ = {"OTEL_SERVICE_NAME": "train\udcff", "OTEL_RESOURCE_ATTRIBUTES": "team=\udce9quipe"}
+
+    found = node_resource("run-7", 2, 1, "node-b", environ)
+
+    assert (found.attributes["service.name"], found.attributes["team"]) == ("train?", "?quipe")
+
+
 def test_node_that_has_met_no_other_has_no_rank() -> None:
     """Zero would be the rank of another one, and two nodes would write one series."""
     found = node_resource("run-7", 2, None, "node-b", {})

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from opentelemetry.sdk.resources import Attributes, Resource
 from opentelemetry.sdk.version import __version__ as sdk_version
+from opentelemetry.util.types import AttributeValue
 
 from trainspan import __version__, names
 from trainspan.identity import Identity
@@ -104,21 +105,25 @@ def node_resource(
 def _resource(
     environ: Mapping[str, str], recorded: Mapping[str, str], detected: Attributes, own: Attributes
 ) -> HashedResource:
-    return HashedResource(
-        {
-            "telemetry.sdk.language": "python",
-            "telemetry.sdk.name": "opentelemetry",
-            "telemetry.sdk.version": sdk_version,
-            "telemetry.distro.name": "trainspan",
-            "telemetry.distro.version": __version__,
-            **scheduler_attributes(environ),
-            **detected,
-            **attributes_given(environ),
-            **recorded,
-            "service.name": _service_name(environ, recorded),
-            **own,
-        }
-    )
+    attributes: dict[str, AttributeValue] = {
+        "telemetry.sdk.language": "python",
+        "telemetry.sdk.name": "opentelemetry",
+        "telemetry.sdk.version": sdk_version,
+        "telemetry.distro.name": "trainspan",
+        "telemetry.distro.version": __version__,
+        **scheduler_attributes(environ),
+        **detected,
+        **attributes_given(environ),
+        **recorded,
+        "service.name": _service_name(environ, recorded),
+        **own,
+    }
+    return HashedResource({key: _encodable(value) for key, value in attributes.items()})
+
+
+def _encodable(value: AttributeValue) -> AttributeValue:
+    """`value` as it can be sent: in a variable that is no UTF-8, Python has surrogates for what it cannot decode."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
 def _service_name(environ: Mapping[str, str], recorded: Mapping[str, str]) -> str:
