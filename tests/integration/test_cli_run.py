@@ -338,3 +338,15 @@ def test_runs_that_others_record_meanwhile_are_not_named(environ: dict[str, str]
     ran = run(["--", "sh", "-c", touches + rendezvous], environ)
 
     assert sorted(runs_named(ran.stderr)) == ["eval", "train"]
+
+
+def test_refusal_to_record_is_not_taken_for_a_command_that_trains_nothing(environ: dict[str, str], state: Path) -> None:
+    """The rank has said what is in the way; the last line must not say something else."""
+    state.write_text("no directory", encoding="utf-8")
+
+    ran = run(["--", sys.executable, "-c", TRAINS], environ)
+
+    refused, said = ran.stderr.splitlines()
+    assert ran.returncode == 5
+    assert refused.startswith("trainspan: training goes on unrecorded: ")
+    assert said.startswith("trainspan: nothing was recorded: no process of this command trained with torch, or it has")

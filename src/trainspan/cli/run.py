@@ -75,7 +75,10 @@ def run_recorded(command: Sequence[str], environ: Mapping[str, str]) -> tuple[in
             return error.code, []
         folders = _recorded_folders(settings, environ, command, before)
         if not folders:
-            say("nothing was recorded: no process of this command trained with torch (see: trainspan doctor)")
+            say(
+                "nothing was recorded: no process of this command trained with torch, or it has said above what is in "
+                "the way (see: trainspan doctor)"
+            )
             return code, []
         _wait_for_relays([_recordings_of(folder, settings) for folder in folders])
     for line in _where(folders, settings):
