@@ -68,6 +68,7 @@ def test_rendezvous_that_fails_is_exported_and_reported(tmp_path: Path) -> None:
     assert ended.exit_code == 1
     assert (launcher.parent, launch.parent) == ("", launcher.span)
     assert launcher.links == (f"{span_id_of(RUN, 0, 'attempt'):016x}",)
+    assert launcher.attributes == {"training.end.reason": "exception"}
     assert launcher.error == launch.error == f"{ERROR} left the rendezvous of the launcher"
     assert launch.attributes == {"training.launch.operation": "rendezvous", "error.type": ERROR}
     assert launch.duration_ns >= 3e9

@@ -232,7 +232,11 @@ def launcher_of(host: str = "node-a", attempt: int = 0, **facts: Any) -> Launche
             "no rank ever started: 2 workers failed before the import of torch (exit code 1)",
         ),
         ({"how": "running"}, "no rank has started yet: no worker has imported torch yet"),
-        ({"how": "died"}, "no rank ever started: its launcher was killed"),
+        ({"how": "died"}, "no rank ever started: its launcher was killed before any worker imported torch"),
+        (
+            {"how": "exception", "error": "torch.api.SignalException"},
+            "no rank ever started: its launcher ended before any worker imported torch (SignalException)",
+        ),
         ({}, "no rank ever started: no worker imported torch"),
     ],
 )
@@ -241,7 +245,7 @@ def test_run_without_a_rank_says_why(facts: dict[str, Any], said: str) -> None:
     run = run_of()
     run.add_launcher(launcher_of(operation="rendezvous", operation_ns=42 * S, **facts))
 
-    text = text_of(run)
+    text = text_of(run, width=120)
 
     state = "running" if facts.get("how") == "running" else "failed" if facts else "finished"
     news = ", last news 1.00 s ago" if state == "running" else ""

@@ -113,6 +113,13 @@ def test_what_is_done_is_not_open_any_more() -> None:
     assert [(done.start_ns, done.end_ns) for done in launches.done] == [(5000, 7000)]
 
 
+def test_exception_that_left_the_agent_is_kept() -> None:
+    """SIGINT ends torchrun so, while nothing of what it does is under way."""
+    launches = taken(DONE, {"event": "launch_failed", "error": "torch.SignalException"})
+
+    assert launches.error == "torch.SignalException"
+
+
 def test_workers_that_failed_are_counted_for_the_newest_attempt() -> None:
     """What became of earlier ones is in their ranks, or has been told."""
     failed = {"event": "worker_ended", "pid": 7, "exit_code": 2, "signal": None}

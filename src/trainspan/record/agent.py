@@ -16,6 +16,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from trainspan import settings
+from trainspan.errors import RecordingRefused
 from trainspan.guard import warn_once
 from trainspan.identity import identify, new_run_id
 from trainspan.placement import place_of
@@ -59,6 +60,10 @@ def agent_imported() -> None:
     def run_agent(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return run(self, *args, **kwargs)
+        except BaseException as error:
+            kind = torchelastic.class_of(error)
+            _quietly(lambda: tell("launch_failed", error=kind))
+            raise
         finally:
             _quietly(end_agent)
 
@@ -214,5 +219,7 @@ def _nodes_wait_for_each_other() -> bool:
 def _quietly(action: Callable[[], object]) -> None:
     try:
         action()
+    except RecordingRefused as error:
+        warn_once("agent", f"the launcher goes on unrecorded: {error}")
     except Exception as error:
         warn_once("agent", f"the launcher is not followed: {type(error).__name__}: {error}")

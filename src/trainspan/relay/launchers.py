@@ -56,7 +56,7 @@ class Launcher:
         if ended != "died" or self._looks > 1:
             self.seen_ns = self.reader.closed_ns() or max(now_ns, self.seen_ns)
         if ended is not None:
-            self.how = "died" if ended == "died" else "closed"
+            self.how = "died" if ended == "died" else "exception" if self.launches.error else "closed"
             self.launches.end(self.seen_ns)
 
     def summary(self) -> LauncherSummary:
@@ -75,10 +75,11 @@ class Launcher:
             worker_cause=next((cause for cause, _ in launches.worker_ends.most_common(1)), None),
         )
         if latest is None:
-            return summary
+            return summary._replace(error=launches.error)
         took_ns = (self.seen_ns if launches.open else latest.end_ns) - latest.start_ns
         outcome: Outcome = "done" if latest.ok else "open" if latest.error is None else "failed"
-        return summary._replace(operation=latest.operation, operation_ns=took_ns, outcome=outcome, error=latest.error)
+        error = latest.error or launches.error
+        return summary._replace(operation=latest.operation, operation_ns=took_ns, outcome=outcome, error=error)
 
     def wrong(self) -> str | None:
         """What was wrong at its end; None if nothing."""
@@ -87,7 +88,9 @@ class Launcher:
             return last.sentence
         if self.how == "died":
             return "the launcher was killed"
-        return f"{ends.total()} of its workers failed: {', '.join(ends)}" if ends else None
+        if ends:
+            return f"{ends.total()} of its workers failed: {', '.join(ends)}"
+        return None if self.launches.error is None else f"{self.launches.error} left the launcher"
 
 
 class Launchers:

@@ -102,8 +102,9 @@ class LauncherReport:
 
     `attempt`: the newest that it worked for; `came_to_ranks`: whether a rank of its host has begun to train in it.
     `operation`: what it is doing, or did last, for `operation_s`; `outcome`: `open` (it goes on, or the launcher ended
-    in it), `done` or `failed`, with the class of the exception as `error`. `workers_ended`: workers of that attempt
-    that have failed, most of them by `worker_cause`. `ended`: running, closed or died.
+    in it), `done` or `failed`. `workers_ended`: workers of that attempt that have failed, most of them by
+    `worker_cause`. `ended`: running, closed, exception or died. `error`: class of the exception that left the
+    operation, or the launcher.
     """
 
     host: str
@@ -121,7 +122,7 @@ class LauncherReport:
     @property
     def failed(self) -> bool:
         """Whether it has not done what it is there for."""
-        return self.ended == "died" or self.outcome == "failed" or self.workers_ended > 0
+        return self.ended in {"died", "exception"} or self.outcome == "failed" or self.workers_ended > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,9 +84,9 @@ def _launchers(report: RunReport) -> Iterable[RenderableType]:
 def _why_no_rank(launcher: LauncherReport) -> str:
     """`rendezvous failed after 600 s (RendezvousTimeoutError)`: what became of a launcher without a rank."""
     took = duration(launcher.operation_s)
+    error = f" ({launcher.error.rpartition('.')[2]})" if launcher.error else ""
     if launcher.outcome == "failed":
-        why = f" ({launcher.error.rpartition('.')[2]})" if launcher.error else ""
-        return f"{launcher.operation} failed after {took}{why}"
+        return f"{launcher.operation} failed after {took}{error}"
     if launcher.outcome == "open":
         if launcher.ended == "running":
             return f"its launcher has been in {launcher.operation} for {took}"
@@ -96,7 +96,10 @@ def _why_no_rank(launcher: LauncherReport) -> str:
         return f"{count} failed before the import of torch ({launcher.worker_cause})"
     if launcher.ended == "running":
         return "no worker has imported torch yet"
-    return "its launcher was killed" if launcher.ended == "died" else "no worker imported torch"
+    if launcher.failed:
+        how = "was killed" if launcher.ended == "died" else "ended"
+        return f"its launcher {how} before any worker imported torch{error}"
+    return "no worker imported torch"
 
 
 def _standstills(report: RunReport) -> Iterable[RenderableType]:

@@ -4,6 +4,7 @@
     launch          likewise, once it is done; end_ns, ok; error: class of the exception that left it
     launch_restart  attempt: that has begun; reason: `failure`, or `membership`: there are more or fewer nodes
     launch_metrics  values: what was put into `torch.distributed.elastic.metrics`, by name; the last ones
+    launch_failed   error: class of the exception that left the agent
     launch_event    name, attributes: what was recorded with `torch.distributed.elastic.events`
 
 A handler that somebody has configured there stays, and gets everything as before: what is wrapped are the agent's own
@@ -134,7 +135,7 @@ class _Operations:
             try:
                 return call(agent, *args, **kwargs)
             except BaseException as raised:
-                error = _class_of(raised)
+                error = class_of(raised)
                 raise
             finally:
                 done = {**begun, "end_ns": monotonic_ns(), "ok": error is None, "error": error}
@@ -210,7 +211,8 @@ def _round_of(spec: Any) -> int | None:
     return met if type(met) is int else None
 
 
-def _class_of(error: BaseException) -> str:
+def class_of(error: BaseException) -> str:
+    """The name of its class, with its module."""
     kind = type(error)
     return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
 

@@ -4,7 +4,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 from trainspan.relay.timeline.fields import field, optional
 
-LauncherEnd = Literal["running", "closed", "died"]
+LauncherEnd = Literal["running", "closed", "exception", "died"]
 Outcome = Literal["open", "done", "failed"]
 _HOW: Final = get_args(LauncherEnd)
 _OUTCOMES: Final = get_args(Outcome)
@@ -17,7 +17,8 @@ class LauncherSummary(NamedTuple):
 
     `recording`: name of its recording, without suffix. `attempt`: the newest that it worked for. `seen_unix_ns`: when
     it was last heard of, or ended. `operation`: what it is doing, or did last, for `operation_ns`; `outcome`: how that
-    went, where `open` is what goes on, or what the launcher ended in. `error`: class of the exception that left it.
+    went, where `open` is what goes on, or what the launcher ended in. `error`: class of the exception that left that,
+    or the launcher.
     `workers_ended`: how many workers of that attempt have failed, most of them by `worker_cause`.
     """
 

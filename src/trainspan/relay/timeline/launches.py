@@ -64,6 +64,7 @@ class Launches:
         cut: how much of what it did nobody has taken in time.
         open: what it is doing, as of its beginning; `last`: what it has done last.
         attempt: the newest that it has told of; `node`: which of the nodes it is, once it has met the others.
+        error: class of the exception that has left it.
         worker_ends: how the workers of the newest attempt ended, as far as that was told.
         time_ns: what that took, by operation.
         began_ns: when it began with an attempt, by attempt.
@@ -78,6 +79,7 @@ class Launches:
         self.last: Launch | None = None
         self.attempt = first_attempt
         self.node: int | None = None
+        self.error: str | None = None
         self.worker_ends: Counter[str] = Counter()
         self.events: list[LaunchEvent] = []
         self.time_ns: dict[str, int] = {}
@@ -87,6 +89,7 @@ class Launches:
         self._takers = {
             "launch_begins": self._take_beginning,
             "launch": self._take_launch,
+            "launch_failed": self._take_failure,
             "worker_ended": self._take_worker_end,
             "launch_restart": self._take_restart,
             "launch_metrics": self._take_metrics,
@@ -135,9 +138,10 @@ class Launches:
         if operation not in OPERATIONS or attempt is None or start_ns is None or end_ns is None or end_ns < start_ns:
             return None
         where = _count(event.get("node")), _count(event.get("nodes")) or 1
-        error = event.get("error")
-        error = error[:NAME_CHARACTERS] if isinstance(error, str) and error.isprintable() else None
-        return Launch(operation, attempt, start_ns, end_ns, event.get("ok") is not False, *where, error)
+        return Launch(operation, attempt, start_ns, end_ns, event.get("ok") is not False, *where, _error_of(event))
+
+    def _take_failure(self, event: Mapping[str, Any]) -> None:
+        self.error = _error_of(event)
 
     def _add(self, launch: Launch) -> None:
         if self.open is not None and self.open.start_ns <= launch.start_ns:
@@ -194,6 +198,11 @@ def cause_of(event: Mapping[str, Any]) -> str | None:
     if isinstance(signal, str):
         return signal[:NAME_CHARACTERS]
     return f"exit code {exit_code}" if type(exit_code) is int and exit_code else None
+
+
+def _error_of(event: Mapping[str, Any]) -> str | None:
+    error = event.get("error")
+    return error[:NAME_CHARACTERS] if isinstance(error, str) and error.isprintable() else None
 
 
 def _count(value: Any) -> int | None:
