@@ -1,6 +1,8 @@
 """A rank that dies tells, through its recording, what it was doing; and a collector that fails hurts nobody."""
 
+import json
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -8,14 +10,18 @@ from pathlib import Path
 import pytest
 
 from tests.integration.relayed import (
+    SCRIPTS,
+    TORCHRUN,
     by_trace,
     command_line,
     latest_numbers,
     run_folder,
     spans_of,
     train,
+    training_environ,
     wait_for_relay,
 )
+from trainspan.cli.main import main
 from trainspan.relay.otlp.replay import replay
 from trainspan.testing.otlp_sink import Fault, OtlpSink
 
@@ -65,6 +71,31 @@ def test_torchrun_tells_the_signal_and_the_first_to_die_is_the_cause(tmp_path: P
     assert processes[1].error == "process ended by SIGKILL in backward of step 3"
     assert processes[0].error is not None
     assert processes[0].error.endswith("in backward of step 3")
+
+
+def test_job_that_is_told_to_stop_is_stopped_and_no_rank_is_blamed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What preempts a job ends the launcher, which ends its ranks: nothing is wrong with any of them."""
+    script = (str(SCRIPTS / "mortal.py"), "forward", "hang", str(STEP))
+    with subprocess.Popen(
+        [*TORCHRUN, "--nproc-per-node=2", *script],
+        env=training_environ(tmp_path, RUN),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as torchrun:
+        assert torchrun.stdout is not None
+        assert [torchrun.stdout.readline() for _ in range(2)] == ["hanging\n"] * 2
+        torchrun.terminate()
+    wait_for_relay(tmp_path)
+
+    assert main(["report", "last-words", "--dir", str(tmp_path), "--json"]) == 0
+
+    said = json.loads(capsys.readouterr().out)
+    ends = [(rank["ended"], rank["ended_phase"], rank["ended_step"], rank["ended_cause"]) for rank in said["ranks"]]
+    assert said["state"] == "stopped"
+    assert ends == [("stopped", "forward", STEP, "SIGTERM")] * 2
 
 
 def test_an_uncaught_exception_is_told_without_its_message(tmp_path: Path) -> None:
