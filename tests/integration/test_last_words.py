@@ -161,7 +161,10 @@ def test_a_failing_collector_delays_no_step_and_no_exit_and_loses_nothing(
 
     said, left = ended.lines
     assert ended.exit_code == EXIT_CODE
-    assert ended.stderr == ""
+    # A relay of its own has a log; a thread has none but the rank's stderr, where it says each cause once.
+    complaints = ended.stderr.splitlines()
+    assert all("Z trainspan relay: http://127.0.0.1:" in line for line in complaints)
+    assert len(complaints) <= (3 if relay == "thread" else 0)
     assert said["slowest_s"] < 1
     assert left["left_s"] - said["done_s"] < OURS_AT_EXIT_S[relay]
     assert ended.at_s - left["left_s"] < exit_without_s + SLOWER_END_S
