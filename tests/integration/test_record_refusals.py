@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.recorded import REPOSITORY, SCRIPTS, Run, Training, start, start_ranks
+from trainspan.role import Role
 
 RUN = "fixed"
 KIB = 1024
@@ -69,6 +70,23 @@ def test_unwritable_place_is_refused(tmp_path: Path) -> None:
 
     assert_unrecorded(run, str(file))
     assert files_below(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("ranks", [None, 1], ids=["alone", "torchrun"])
+def test_what_another_containers_relay_reads_needs_no_other_place(tmp_path: Path, ranks: int | None) -> None:
+    """A container whose file system is read-only, but for the volume that it shares with the relay's."""
+    (tmp_path / "file").write_text("no directory")
+    elsewhere = {"TRAINSPAN_RELAY": "off", "TRAINSPAN_RECORDING_DIR": str(tmp_path / "volume"), "TRAINSPAN_RUN_ID": RUN}
+    place = {**elsewhere, "TRAINSPAN_DIR": str(tmp_path / "file")}
+
+    if ranks is None:
+        run = start("loops.py", "accumulation", state=tmp_path, **place).ended()
+    else:
+        run = start_ranks(ranks, "loops.py", "accumulation", state=tmp_path, **place).ended()
+
+    recorded = [recording for recording in run.recordings if recording.identity.role == Role.RANK]
+    assert [line for line in run.stderr.splitlines() if line.startswith("trainspan")] == []
+    assert [(recording.identity.run, len(recording.steps)) for recording in recorded] == [(RUN, 4)]
 
 
 def test_full_place_is_refused_and_nothing_is_left(tmp_path: Path) -> None:

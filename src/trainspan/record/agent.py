@@ -5,6 +5,7 @@ can be in a process of another kind: `notebook_launcher` has one for each launch
 """
 
 import atexit
+import contextlib
 import os
 from collections.abc import Callable
 from itertools import count
@@ -168,7 +169,9 @@ class _AgentRecording:
         attempt = self.attempt_of(agent)
         os.environ[_LAUNCH_ATTEMPT] = str(attempt)
         if self._counts:
-            attempts.take(self._folder, attempt)
+            # Recordings may lie elsewhere; who cannot use the run folder says so when it needs it.
+            with contextlib.suppress(OSError, RecordingRefused):
+                attempts.take(self._folder, attempt)
 
     def note(self, agent: Any, result: Any) -> None:
         """Record how each worker ended: `result` is what the agent's own look at its workers gave."""

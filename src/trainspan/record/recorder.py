@@ -334,10 +334,10 @@ def open_writer(
         directory = places.recording_dir(state, identity.run, settings.recording_dir, in_memory=read_along)
     began_ns = process_start_ns() if since_ns is None else since_ns
     writer = RecordingWriter.create(directory, identity, marks, began_ns)
-    folder = places.make_private(places.run_folder(state, identity.run))
     if read_along:
+        folder = places.make_private(places.run_folder(state, identity.run))
         _warn_if_full(folder)
-    launch.ensure_relay(settings.relay, directory, folder, writer.path)
+        launch.ensure_relay(settings.relay, directory, folder, writer.path)
     return writer
 
 
