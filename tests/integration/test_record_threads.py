@@ -12,8 +12,8 @@ PHASES = {
     "whole": [FIRST, *[LOADED] * 5],
     # Until its first backward nobody knows that this thread trains.
     "loop": [["data_wait", "backward", "optimizer"], *[LOADED] * 5],
-    # The second model is found in the step after its first.
-    "twice": [FIRST, *[LOADED] * 5, ["data_wait", "data_wait", "data_wait", "backward", "optimizer"], *[LOADED] * 5],
+    # The second model is looked for where its optimizer is made.
+    "twice": [FIRST, *[LOADED] * 5, ["data_wait", "data_wait", *LOADED], *[LOADED] * 5],
     "prefetch": [STEP] * 6,
     "beside": [STEP] * 6,
 }
