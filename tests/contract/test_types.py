@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ def modules_of(requirement: str) -> set[str]:
     return {name.replace("-", "_"), name.split("-")[0]}
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """The packages that a file imports, by their first name."""
     found = set()
