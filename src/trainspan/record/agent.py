@@ -6,6 +6,7 @@ can be in a process of another kind: `notebook_launcher` has one for each launch
 
 import atexit
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from itertools import count
@@ -39,24 +40,9 @@ def agent_imported() -> None:
     """Follow every agent that this process makes."""
     if not settings.load(os.environ)[0].enabled:
         return  # the switch has a value that is not understood: the ranks say so
-    make = vars(LocalElasticAgent)["__init__"]
-    monitor = vars(LocalElasticAgent)["_monitor_workers"]
-    start = vars(LocalElasticAgent)["_start_workers"]
-    shut_down = vars(LocalElasticAgent)["_shutdown"]
-    assign = LocalElasticAgent._assign_worker_ranks
-    run = LocalElasticAgent.run
     agents: list[_AgentRecording] = []
     launches = count(1)
-
-    def make_agent(self: Any, spec: Any, *args: Any, **kwargs: Any) -> None:
-        _quietly(lambda: agents.append(_AgentRecording(spec, next(launches))))
-        make(self, spec, *args, **kwargs)
-
-    def end_agent() -> None:
-        metrics.flush()
-        for agent in agents:
-            agent.close()
-        agents.clear()
+    run = LocalElasticAgent.run
 
     def run_agent(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -68,39 +54,59 @@ def agent_imported() -> None:
         finally:
             _quietly(end_agent)
 
-    def monitor_workers(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = monitor(self, *args, **kwargs)
-        _quietly(lambda: agents[-1].note(self, result) if agents else None)
-        return result
-
-    def assign_worker_ranks(self: Any, store: Any, *args: Any, **kwargs: Any) -> Any:
-        _quietly(lambda: agents[-1].propose(self, store) if agents else None)
-        workers = assign(self, store, *args, **kwargs)
-        _quietly(lambda: agents[-1].settle(store) if agents else None)
-        return workers
-
-    def start_workers(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _quietly(lambda: agents[-1].number_attempt(self) if agents else None)
-        return start(self, *args, **kwargs)
-
-    def shut_workers_down(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _quietly(lambda: agents[-1].note_stop(self, *args, **kwargs) if agents else None)
-        return shut_down(self, *args, **kwargs)
+    def end_agent() -> None:
+        metrics.flush()
+        for agent in agents:
+            agent.close()
+        agents.clear()
 
     def tell(name: str, /, **fields: Any) -> None:
-        if agents:
-            agents[-1].event(name, **fields)
+        for agent in agents[-1:]:
+            agent.event(name, **fields)
 
     def attempt_of(agent: Any) -> int:
         return agents[-1].attempt_of(agent) if agents else 0
 
-    LocalElasticAgent._assign_worker_ranks = assign_worker_ranks
-    LocalElasticAgent._start_workers = start_workers
-    LocalElasticAgent._shutdown = shut_workers_down
+    def newest(action: Callable[..., object]) -> Callable[..., None]:
+        """What calls `action(recording, …)` with the recording of the newest agent, if there is one."""
+
+        def act(*args: Any, **kwargs: Any) -> None:
+            for recording in agents[-1:]:
+                action(recording, *args, **kwargs)
+
+        return act
+
+    def open_recording(_agent: Any, spec: Any, *_: Any, **__: Any) -> None:
+        agents.append(_AgentRecording(spec, next(launches)))
+
+    _follow("__init__", before=open_recording)
+    _follow("_assign_worker_ranks", before=newest(_AgentRecording.propose), after=newest(_AgentRecording.settle))
+    _follow("_start_workers", before=newest(_AgentRecording.number_attempt))
+    _follow("_monitor_workers", after=newest(_AgentRecording.note))
+    _follow("_shutdown", before=newest(_AgentRecording.note_stop))
     metrics = torchelastic.install(LocalElasticAgent, Patches(), tell, attempt_of)
-    LocalElasticAgent.__init__ = make_agent
     LocalElasticAgent.run = run_agent
-    LocalElasticAgent._monitor_workers = monitor_workers
+
+
+def _follow(
+    method: str, before: Callable[..., object] | None = None, after: Callable[..., object] | None = None
+) -> None:
+    """Call `before(agent, …)` and `after(agent, result, …)` at each call of a method, if this torch's agent has it."""
+    call = getattr(LocalElasticAgent, method, None)
+    if call is None:
+        warn_once(f"agent.{method}", f"this torch's launcher has no {method}: it is followed without")
+        return
+
+    @functools.wraps(call)
+    def followed(agent: Any, *args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            _quietly(lambda: before(agent, *args, **kwargs))
+        result = call(agent, *args, **kwargs)
+        if after is not None:
+            _quietly(lambda: after(agent, result, *args, **kwargs))
+        return result
+
+    setattr(LocalElasticAgent, method, followed)
 
 
 class _AgentRecording:
@@ -147,24 +153,18 @@ class _AgentRecording:
         """The attempt that the agent has last met the others for."""
         return self._first + torchelastic.restarts_of(agent)
 
-    def propose(self, agent: Any, store: Any) -> None:
+    def propose(self, agent: Any, store: Any, *_: Any, **__: Any) -> None:
         """Say in the store by which the nodes have met what this one knows: who shares no disk knows other numbers."""
         if not self._counts or torchelastic.restarts_of(agent) > 0:
             return  # who joins later is told
-        said = self._say_first(store, "")
-        while said < self._first and _nodes_wait_for_each_other():
-            said = self._say_first(store, str(said))
+        say_highest(store, self._first, instead=_nodes_wait_for_each_other())
 
-    def settle(self, store: Any) -> None:
+    def settle(self, _agent: Any, _workers: Any, store: Any, *_: Any, **__: Any) -> None:
         """Take over the highest number that was said, now that every node has come past `propose`."""
         if self._counts:
-            self._first = self._say_first(store, "")
+            self._first = say_highest(store, self._first, instead=False)
 
-    def _say_first(self, store: Any, instead_of: str) -> int:
-        # The store below that of the round: what is said in it stays.
-        return int(getattr(store, "underlying_store", store).compare_set(_FIRST_ATTEMPT, instead_of, str(self._first)))
-
-    def number_attempt(self, agent: Any) -> None:
+    def number_attempt(self, agent: Any, *_: Any, **__: Any) -> None:
         """Tell the workers that are about to start which attempt they are; the count they get is that of their node."""
         attempt = self.attempt_of(agent)
         os.environ[_LAUNCH_ATTEMPT] = str(attempt)
@@ -173,7 +173,7 @@ class _AgentRecording:
             with contextlib.suppress(OSError, RecordingRefused):
                 attempts.take(self._folder, attempt)
 
-    def note(self, agent: Any, result: Any) -> None:
+    def note(self, agent: Any, result: Any, *_: Any, **__: Any) -> None:
         """Record how each worker ended: `result` is what the agent's own look at its workers gave."""
         attempt = self.attempt_of(agent)
         for failure in result.failures.values():
@@ -212,6 +212,23 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] not in b"ZX"
     except OSError:
         return False
+
+
+def say_highest(store: Any, number: int, *, instead: bool) -> int:
+    """Say the number of the first attempt in a store; what is said there then.
+
+    Args:
+        store: of torch.distributed.
+        number: of the first attempt, as far as this node knows.
+        instead: say it instead of a lower one, too.
+    """
+    # The store below that of the round: what is said in it stays.
+    below = getattr(store, "underlying_store", store)
+    before, said = -1, int(below.compare_set(_FIRST_ATTEMPT, "", str(number)))
+    # What another node has said meanwhile is higher than before; a store that stays as it is takes nothing.
+    while instead and before < said < number:
+        before, said = said, int(below.compare_set(_FIRST_ATTEMPT, str(said), str(number)))
+    return said
 
 
 def _nodes_wait_for_each_other() -> bool:
