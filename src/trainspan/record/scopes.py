@@ -9,6 +9,7 @@
 Cost: a phase 2 µs; what makes a span, 25 µs.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from time import monotonic_ns
 from types import TracebackType
@@ -29,7 +30,7 @@ _EVALUATION: Final = "evaluation"
 _STEP: Final = "step"
 
 
-class LiveScope(Scope):
+class LiveScope(Scope, ABC):
     """What all of them have in common: ours fails quietly, and a decorator makes a new scope for each call.
 
     `what` is the call that made it, in words.
@@ -53,17 +54,17 @@ class LiveScope(Scope):
     def __call__(self, function: F) -> F:
         return decorated(function, self.again, self._engine.is_traced)
 
+    @abstractmethod
     def again(self) -> Scope:
         """Another scope like this one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start(self) -> None:
         """What happens when it is entered."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self, error: BaseException | None) -> None:
         """What happens when it is left, by this error if there is one."""
-        raise NotImplementedError
 
 
 class PhaseScope(LiveScope):
