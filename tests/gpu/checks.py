@@ -128,12 +128,11 @@ def readings(bench: Bench) -> Iterator[Row]:
     """What is read of a GPU that trains: whether it is plausible shows whether the units are right."""
     with Load(bench) as load:
         first = load.read()
-        begun_s = time.monotonic()
-        load.train()
+        load.train(bench.amounts.readings_s)
         time.sleep(load.begin() / 2)
         last = load.read()
-        seconds = time.monotonic() - begun_s
         load.end()
+    seconds = (last.at_ns - first.at_ns) / 1e9
     values = {(s.metric.name, *s.attributes.values()): s.value for s in last.samples}
     before = {(s.metric.name, *s.attributes.values()): s.value for s in first.samples}
     yield Row("not told by this GPU", ", ".join(load.probe.unsupported(last.gpu)) or "nothing")
@@ -190,9 +189,11 @@ class Load:
         self.probe.close()
         self._server.close()
 
-    def train(self) -> None:
-        """For a while."""
-        self._server.seconds_of(4 * self._steps)
+    def train(self, seconds: float) -> None:
+        """For that long at least: a driver renews its counters about every 100 ms."""
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            self._server.seconds_of(self._steps)
 
     def begin(self) -> float:
         """Train on; about how many seconds it will."""

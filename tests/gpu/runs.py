@@ -31,6 +31,7 @@ class Amounts(NamedTuple):
     rounds: int = 60
     steps_of_a_round: int = 20
     energy_s: float = 60
+    readings_s: float = 10
     calls: int = 500
     graph_steps: int = 50
     compiled_steps: int = 20

@@ -19,7 +19,9 @@ from tests.integration.machines import recorded_gpus
 from trainspan.relay.probes.nvml import NvmlProbe
 from trainspan.testing.fake_nvml import FakeNvml
 
-FEW = Amounts(profiled_steps=5, rounds=2, steps_of_a_round=2, energy_s=3, calls=2, graph_steps=3, compiled_steps=6)
+FEW = Amounts(
+    profiled_steps=5, rounds=2, steps_of_a_round=2, energy_s=3, readings_s=2, calls=2, graph_steps=3, compiled_steps=6
+)
 BY_NAME = {check.name: check for check in CHECKS}
 
 

@@ -27,6 +27,7 @@ def main() -> None:
         model(torch.randn(4, 16)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+    dist.destroy_process_group()  # else gloo's threads may end the process with SIGABRT as Python goes down
 
 
 if __name__ == "__main__":
