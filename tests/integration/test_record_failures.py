@@ -68,4 +68,4 @@ def test_uncaught_exception_is_recorded_with_its_phase(failures: Pair, phase: st
     assert "message" not in exception
     assert exception["stack"][-1].endswith(" in may_fail")
     assert recording.unfinished is not None
-    assert phase_of_end(recording.unfinished, "exception").wire == phase
+    assert phase_of_end(recording.unfinished).wire == phase

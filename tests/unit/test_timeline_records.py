@@ -24,7 +24,7 @@ def test_a_death_is_in_the_last_interval() -> None:
     """A SIGKILL leaves no mark behind: where the rank was last is where it died."""
     step = rank_step(3, [(Phase.FORWARD, 5), (Phase.BACKWARD, 5)], failed=[0], complete=False)
 
-    phase = phase_of_end(step, "died")
+    phase = phase_of_end(step)
 
     assert phase is Phase.BACKWARD
 
@@ -38,16 +38,25 @@ def test_an_exception_is_in_the_innermost_phase_it_left_last() -> None:
         complete=False,
     )
 
-    place = place_of_end(step, "exception")
+    place = place_of_end(step)
 
     assert place == 2
+
+
+def test_a_rank_killed_on_its_way_out_failed_where_the_exception_left() -> None:
+    """When one rank dies the others' collectives raise, and their launcher ends them before they are out."""
+    step = rank_step(3, [(Phase.FORWARD, 5), (Phase.BACKWARD, 5), (Phase.OTHER, 2)], failed=[1], complete=False)
+
+    told = ProcessEnd(0, "died", "SIGTERM").sentence(step)
+
+    assert told == "process ended by SIGTERM in backward of step 3"
 
 
 def test_an_exception_in_the_users_own_code_is_in_other() -> None:
     """A phase that failed earlier, and was caught, must not be blamed."""
     step = rank_step(3, [(Phase.DATA_WAIT, 1), (Phase.FORWARD, 5), (Phase.OTHER, 9)], failed=[0], complete=False)
 
-    phase = phase_of_end(step, "exception")
+    phase = phase_of_end(step)
 
     assert phase is Phase.OTHER
 

@@ -66,7 +66,7 @@ def died_record(source: RankSource, end: ProcessEnd, step: RankStep | None, obse
     """
     attributes: dict[str, str | int] = {names.END_REASON: end.reason}
     if step is not None:
-        attributes[names.PHASE] = phase_of_end(step, end.reason).wire
+        attributes[names.PHASE] = phase_of_end(step).wire
     return _record(names.EVENT_DIED, end.sentence(step), source, end.at_ns, observed_unix_ns, attributes, _number(step))
 
 

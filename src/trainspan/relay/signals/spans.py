@@ -192,7 +192,7 @@ def _kept(part: RankPart, budget: int) -> set[int]:
 
 def _ended_in(part: RankPart) -> int | None:
     """Place of the interval in which the process ended; None if it did not, or in good order."""
-    return place_of_end(part.step, part.end.reason) if part.end is not None and part.end.failed else None
+    return place_of_end(part.step) if part.end is not None and part.end.failed else None
 
 
 def _phases(part: RankPart, kept: set[int]) -> list[ReadableSpan]:

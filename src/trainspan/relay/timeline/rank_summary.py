@@ -155,7 +155,7 @@ class RankSummary:
         """Take over how the process ended, and in which unfinished step."""
         at_unix_ns = anchor.unix_of(end.at_ns)
         if end.failed and unfinished is not None:
-            phase = phase_of_end(unfinished, end.reason).wire
+            phase = phase_of_end(unfinished).wire
             self.ending = Ending(end.reason, at_unix_ns, phase, unfinished.number, end.cause)
         else:
             self.ending = Ending(end.reason, at_unix_ns, cause=end.cause)

@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from trainspan.names import AnyPhase
+from trainspan.names import AnyPhase, Phase
 
 
 class Interval(NamedTuple):
@@ -88,23 +88,24 @@ class ProcessEnd(NamedTuple):
         """The end in words: `process ended by SIGKILL in backward of step 41`; without a step, it was in init."""
         by = f" by {self.cause}" if self.cause else ""
         by += " of its launcher" if self.reason == "stopped" else ""
-        where = f"{phase_of_end(step, self.reason).wire} of step {step.number}" if step else "init"
+        where = f"{phase_of_end(step).wire} of step {step.number}" if step else "init"
         return f"process ended{by} in {where}"
 
 
-def place_of_end(step: RankStep, reason: EndReason) -> int:
+def place_of_end(step: RankStep) -> int:
     """Which interval of `step`, an unfinished one, the process ended in.
 
-    That is the last one. But after an exception the rank still ran its way out of the program: if the last interval
-    directly follows one that an exception left, the innermost of those counts.
+    That is the last one. But after an exception the rank is in none of its phases, runs its way out of the program, and
+    may be killed before it is out: if the last interval is OTHER and directly follows one that an exception left, the
+    innermost of those counts.
     """
     place = len(step.intervals) - 1
-    if reason == "exception":
+    if step.intervals[place].phase is Phase.OTHER:
         while place > 0 and step.intervals[place - 1].failed:
             place -= 1
     return place
 
 
-def phase_of_end(step: RankStep, reason: EndReason) -> AnyPhase:
+def phase_of_end(step: RankStep) -> AnyPhase:
     """The phase of `step`, an unfinished one, that the process ended in."""
-    return step.intervals[place_of_end(step, reason)].phase
+    return step.intervals[place_of_end(step)].phase
