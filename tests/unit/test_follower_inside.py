@@ -221,7 +221,7 @@ def test_stall_is_told_when_it_is_one_and_has_a_span_when_it_is_over(follower: R
 
     assert before == []
     assert follower.stalled == [Standing(1, Phase.OTHER, stands_ns)]
-    assert follower.summary.ending == Ending("running", phase="other", step=1, still_ns=62 * S)
+    assert follower.summary.ending == Ending("running", phase="other", step=1, still_ns=62 * S, entered=0)
     [span] = [told for told in follower.told if told.name == "training.stall"]
     assert (span.start_ns, span.end_ns) == (stands_ns, stands_ns + 70 * S)
     assert span.attributes == {"training.phase": "other", "training.step": 1}

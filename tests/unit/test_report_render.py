@@ -321,6 +321,19 @@ def test_rank_behind_the_others_comes_first_however_short_it_stands() -> None:
     assert [(one.step, one.ranks) for one in standstills] == [(1, (1,)), (2, (0,))]
 
 
+def test_rank_that_has_come_least_far_in_the_step_comes_first_however_short_it_stands() -> None:
+    """A slow rank that stops in its forward does so after the others have begun to wait for its gradients."""
+    slow, waiting = (
+        Ending("running", phase=phase, step=1, still_ns=still_ns, entered=entered)
+        for phase, still_ns, entered in (("forward", 20 * S, 2), ("backward", 21 * S, 3))
+    )
+    ranks = [rank_of(0, [PLAIN_MS], world_size=2, ending=waiting), rank_of(1, [PLAIN_MS], world_size=2, ending=slow)]
+
+    standstills = build_report(run_of(*ranks), Path("/runs/demo"), 1.0).standstills
+
+    assert [(one.phase, one.ranks) for one in standstills] == [("forward", (1,)), ("backward", (0,))]
+
+
 def test_long_step_is_no_standstill() -> None:
     """A rank whose steps take 4 s stands still after 40 s, not after ten."""
     long_ms = {Phase.FORWARD: 4000}

@@ -125,6 +125,7 @@ def test_a_summary_as_it_is_written() -> None:
                     "step": None,
                     "cause": None,
                     "still_ns": None,
+                    "entered": None,
                 },
             }
         ],

@@ -59,6 +59,6 @@ def test_rank_stands_where_its_newest_mark_has_put_it() -> None:
     timeline.feed(tape.words)
 
     assert before is None
-    assert timeline.standing() == Standing(1, Phase.BACKWARD, 5 * S + 15)
+    assert timeline.standing() == Standing(1, Phase.BACKWARD, 5 * S + 15, entered=1)
     timeline.gap(3)
     assert timeline.standing() is None

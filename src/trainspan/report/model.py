@@ -47,7 +47,7 @@ class RankReport:
     `elapsed_s` is what `states_s` adds up to. `mfu_ratio` is of its newest steps.
     `energy_j` is that of its GPU while it trained; `energy_per_step_j` what a step of usual length took of it.
     `stands_s`: for how long a rank that runs had given no sign when it was last heard of, and where; null: it does not
-    run, or has begun no step.
+    run, or has begun no step. `phases_entered`: how many phases that all ranks train in it has entered in that step.
     """
 
     rank: int
@@ -78,6 +78,7 @@ class RankReport:
     stands_in_phase: str | None = None
     stands_in_step: int | None = None
     stands_s: float | None = None
+    phases_entered: int | None = None
 
     @property
     def failed(self) -> bool:
@@ -148,10 +149,14 @@ class SlowStep:
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """Ranks that stand in the same phase of the same step; `longest_s`: for how long the first of them has."""
+    """Ranks that stand in the same phase of the same step; `longest_s`: for how long the first of them has.
+
+    `phases_entered`: by the one of them that is most behind.
+    """
 
     phase: str
     step: int
+    phases_entered: int
     longest_s: float
     ranks: tuple[int, ...]
 
@@ -199,16 +204,26 @@ class RunReport:
 
     @property
     def standstills(self) -> tuple[Standstill, ...]:
-        """The ranks that give no sign, the likely cause of the others first: who is behind, then who stood first."""
+        """The ranks that give no sign, the likely cause of the others first.
+
+        That is who is behind, by the step and by the phases entered in it; of those, who stood first. When they came to
+        stand says less: a rank that is slow, and then stops, does so after the others have begun to wait for it.
+        """
         standing: dict[tuple[int, str], list[RankReport]] = defaultdict(list)
         for rank in self.last_attempt:
             if rank.stands_still and rank.stands_in_phase is not None and rank.stands_in_step is not None:
                 standing[rank.stands_in_step, rank.stands_in_phase].append(rank)
         found = [
-            Standstill(phase, step, max(rank.stands_s or 0.0 for rank in ranks), tuple(rank.rank for rank in ranks))
+            Standstill(
+                phase,
+                step,
+                min(rank.phases_entered or 0 for rank in ranks),
+                max(rank.stands_s or 0.0 for rank in ranks),
+                tuple(rank.rank for rank in ranks),
+            )
             for (step, phase), ranks in standing.items()
         ]
-        return tuple(sorted(found, key=lambda one: (one.step, -one.longest_s)))
+        return tuple(sorted(found, key=lambda one: (one.step, one.phases_entered, -one.longest_s)))
 
     @property
     def failures(self) -> tuple[RankReport, ...]:

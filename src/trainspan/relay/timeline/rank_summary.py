@@ -57,7 +57,7 @@ class Ending(NamedTuple):
     """How a process stands, or ended.
 
     `phase` and `step` tell where it stands, or ended before its work was done. `still_ns`: for how long it had stood
-    there when that was written; None once it has ended.
+    there when that was written; None once it has ended. `entered`: as in `Standing`.
     """
 
     how: Literal["running"] | EndReason
@@ -66,6 +66,7 @@ class Ending(NamedTuple):
     step: int | None = None
     cause: str | None = None
     still_ns: int | None = None
+    entered: int | None = None
 
     @classmethod
     def from_json(cls, written: Any) -> "Ending":
@@ -75,8 +76,11 @@ class Ending(NamedTuple):
             raise ValueError(f"how is {how[:80]!r}, not one of {', '.join(_HOW)}")
         at_unix_ns, step = (optional(written, name, int) for name in ("at_unix_ns", "step"))
         phase, cause = (optional(written, name, str) for name in ("phase", "cause"))
-        still_ns = optional(written, "still_ns", int) if "still_ns" in written else None  # earlier versions wrote none
-        return cls(how, at_unix_ns, phase, step, cause, still_ns)
+        # Earlier versions wrote neither.
+        still_ns, entered = (
+            optional(written, name, int) if name in written else None for name in ("still_ns", "entered")
+        )
+        return cls(how, at_unix_ns, phase, step, cause, still_ns, entered)
 
 
 class RankSummary:
@@ -166,7 +170,13 @@ class RankSummary:
             self.ending = Ending("running")
             return
         still_ns = max(now_ns - standing.since_ns, 0)
-        self.ending = Ending("running", phase=standing.phase.wire, step=standing.number, still_ns=still_ns)
+        self.ending = Ending(
+            "running",
+            phase=standing.phase.wire,
+            step=standing.number,
+            still_ns=still_ns,
+            entered=standing.entered,
+        )
 
     def note_energy(self, joules: float, time_ns: int) -> None:
         """Take over energy of its GPU, drawn while it trained for `time_ns`."""

@@ -1,7 +1,7 @@
 """Where a rank stands, and whether it has come to a stall: no mark for far longer than its steps take.
 
-A stall is no verdict: a script that works for minutes without torch makes no mark either. Of several ranks the first to
-stand is likely the one that the others wait for.
+A stall is no verdict: a script that works for minutes without torch makes no mark either. Of several ranks the one that
+has come least far is likely the one that the others wait for.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,15 @@ USUAL_STEPS: Final = 10
 
 
 class Standing(NamedTuple):
-    """In `phase` of step `number` since `since_ns`, the time of the newest mark."""
+    """In `phase` of step `number` since `since_ns`, the time of the newest mark.
+
+    `entered`: how many phases that all ranks train in it has entered in that step, which tells who is behind.
+    """
 
     number: int
     phase: AnyPhase
     since_ns: int
+    entered: int = 0
 
 
 class Stalls:

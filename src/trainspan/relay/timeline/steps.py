@@ -120,6 +120,11 @@ _BEFORE_STEPS: Final = frozenset(
 
 _BETWEEN: Final = (Phase.OTHER, Phase.OPTIMIZER)
 
+_SHARED: Final = frozenset(
+    (Phase.DATA_WAIT, Phase.FORWARD, Phase.BACKWARD, Phase.GRAD_CLIP, Phase.OPTIMIZER, Phase.COLLECTIVE, Phase.AMP)
+)
+"""Phases that the ranks of a job enter alike. One alone may validate, save, or do what a user has named."""
+
 _BEFORE_ALL_TIME: Final = -(1 << 63)
 
 
@@ -236,7 +241,8 @@ class RankTimeline:
         """Where the rank is since its newest mark; None before the first step and after a lap."""
         if self._start_ns is None or self.phase_now is None:
             return None
-        return Standing(self._number, self.phase_now, self._since_ns)
+        phases = (*(interval.phase for interval in self._intervals), self.phase_now)
+        return Standing(self._number, self.phase_now, self._since_ns, sum(phase in _SHARED for phase in phases))
 
     def _find_start(self, marks: Sequence[int]) -> int:
         """Index behind the mark with which a step begins, which is begun; the number of words if there is none."""
