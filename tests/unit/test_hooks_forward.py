@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from tests.unit.tapes import Tape, recording_marker
 from trainspan.names import Phase
 from trainspan.record.hooks import forward
+from trainspan.record.hooks.root_call import SLOT, RootCall
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
 from trainspan.recording.layout import UNTRAINED
@@ -322,8 +323,8 @@ def test_copies_and_pickles_know_nothing_of_it(watched: Watched) -> None:
     average = copy.deepcopy(model)
     pickled = pickle.dumps(model)
 
-    assert "_compiled_call_impl" in model.__dict__
-    assert "_compiled_call_impl" not in average.__dict__
+    assert isinstance(model.__dict__[SLOT], RootCall)
+    assert SLOT not in average.__dict__
     assert b"trainspan" not in pickled
 
 
@@ -336,7 +337,7 @@ def test_pickling_of_its_own_finds_nothing_in_the_slot(watched: Watched) -> None
     pickled = pickle.dumps(model)
     copies: list[Any] = [copy.deepcopy(model), pickle.loads(pickled)]  # noqa: S301 - written a line above
 
-    assert [twin.__dict__["_compiled_call_impl"] for twin in copies] == [None, None]
+    assert [twin.__dict__[SLOT] for twin in copies] == [None, None]
     assert b"trainspan" not in pickled.replace(OwnState.__module__.encode(), b"")
 
 
@@ -355,7 +356,7 @@ def test_replica_does_not_call_the_original(watched: Watched) -> None:
 
     replica = model._replicate_for_data_parallel()
 
-    assert replica.__dict__["_compiled_call_impl"] is None
+    assert replica.__dict__[SLOT] is None
 
 
 def test_undoing_leaves_no_trace(watched: Watched) -> None:
@@ -372,7 +373,7 @@ def test_undoing_leaves_no_trace(watched: Watched) -> None:
     assert model.__dict__ == before
     assert nn.Module._compiled_call_impl is None
     assert vars(nn.Module)["compile"].__module__ == "torch.nn.modules.module"
-    assert "_compiled_call_impl" not in torch.jit._recursive.ignored_attributes
+    assert SLOT not in torch.jit._recursive.ignored_attributes
     assert watched.tape.written() == FORWARD
 
 

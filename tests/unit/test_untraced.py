@@ -17,12 +17,13 @@ from trainspan.record.hooks import (
     grad_clip,
     lifecycle,
     optimizer,
+    root_call,
 )
 from trainspan.watch import ImportWatch
 
 HOOKS = (
     *(marker, recorder, amp, backward, collectives, dataloader, forward, generation),
-    *(grad_clip, lifecycle, optimizer),
+    *(grad_clip, lifecycle, optimizer, root_call),
 )
 
 
@@ -54,7 +55,7 @@ def test_every_function_on_the_hot_path_is_left_alone(compiler: ModuleType) -> N
         ("marker.py", "around_inner"),
         ("marker.py", "turn"),
         ("marker.py", "step"),
-        ("forward.py", "__call__"),
+        ("root_call.py", "__call__"),
         ("forward.py", "call_module"),
         ("forward.py", "step_ended"),
         ("backward.py", "run_backward"),

@@ -6,8 +6,7 @@ was made with, or what was found while gradients were kept: some frameworks give
 
 `nn.Module` itself consults a slot before it calls: `_compiled_call_impl`. Roots are found while that of the class is
 filled: every outermost callee that has parameters is one (a loss has none), and keeps a `RootCall` in its own slot.
-After two steps that of the class is empty again. So an inner module costs nothing, and pickling, `copy.deepcopy`,
-`state_dict`, `torch.export`, `torch.jit` and `torch.compile` do not see it. Cost: 0.5 µs a forward.
+After two steps that of the class is empty again. So an inner module costs nothing. Cost: 0.5 µs a forward.
 
 It takes two steps because the first ends where the first optimizer has stepped: an ensemble, or a critic with an
 optimizer of its own, has not been called by then.
@@ -25,10 +24,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.jit import _recursive
 from torch.utils.data import DataLoader
 
 from trainspan.names import CUSTOM_FIRST, Phase
+from trainspan.record.hooks.root_call import SLOT, RootCall, hide_slot, moded, withdraw
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
 from trainspan.record.traced import compiler, is_traced
@@ -38,61 +37,12 @@ _FORWARD = int(Phase.FORWARD)
 _VALIDATION = int(Phase.VALIDATION)
 _OTHER = int(Phase.OTHER)
 _VALIDATION_UNTRAINED = UNTRAINED << OPERAND_SHIFT | _VALIDATION
-_SLOT = "_compiled_call_impl"
 _STEPS = 2
 _SEARCHES_MAX = 8
 _ASKED_MAX = 100
 # Each search changes the class a few times, and Python 3.13 stops caching what it finds in a class after 1000 changes.
-_ENGINES = "deepspeed.runtime."
 
 _is_grad_enabled = torch.is_grad_enabled
-
-
-class RootCall:
-    """What a root's slot holds: marks the call, then does what the module would have done.
-
-    It refers to the module weakly, so that deleting the model frees it at once. A copy or a pickle of it is None,
-    which is what an uninstrumented module has in the slot.
-    """
-
-    __slots__ = ("around", "called", "inner", "mode", "module", "without_grad")
-
-    def __init__(
-        self,
-        module: nn.Module,
-        inner: Callable[..., Any] | None,
-        marker: Marker,
-        called: list[int],
-        without_grad: int = _VALIDATION,
-    ):
-        self.module = weakref.ref(module)
-        self.mode = weakref.ref(_moded(module))
-        self.inner = inner
-        self.around = marker.around
-        self.called = called
-        self.without_grad = without_grad
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module: Any = self.module()
-        call = self.inner or module._call_impl
-        if is_traced() or compiler._is_compiling_flag:
-            return call(*args, **kwargs)
-        phase = _FORWARD if _is_grad_enabled() or self.trains() else self.without_grad
-        return self.around(call, phase, args, kwargs, self.called)
-
-    def trains(self) -> bool:
-        """Whether the module is in training mode."""
-        moded = self.mode()
-        return moded is None or moded.training
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        return None
-
-    def __copy__(self) -> None:
-        return None
-
-    def __reduce__(self) -> tuple[Any, tuple[()]]:
-        return type(None), ()
 
 
 class RootSearch:
@@ -188,7 +138,7 @@ class RootSearch:
         self._searching = False
         nn.Module._compiled_call_impl = None
         for candidate in self._candidates:
-            _withdraw(candidate)
+            withdraw(candidate)
         self._candidates.clear()
         for module, call in self._calls():
             if call.without_grad != _VALIDATION:
@@ -208,17 +158,17 @@ class RootSearch:
 
     def _try(self, module: nn.Module) -> None:
         """Mark a module for the time of the search, with a count of its own."""
-        inner = module.__dict__.get(_SLOT)
+        inner = module.__dict__.get(SLOT)
         if not isinstance(inner, RootCall):
             candidate = RootCall(module, inner, self._marker, [0], self._phase_without_grad(module))
-            module.__dict__[_SLOT] = candidate
+            module.__dict__[SLOT] = candidate
             self._candidates.append(candidate)
 
     def _judge(self) -> None:
         """Keep the candidates that were an outermost callee: roots."""
         for candidate in [candidate for candidate in self._candidates if candidate.called[0]]:
             self._candidates.remove(candidate)
-            module = _withdraw(candidate)
+            module = withdraw(candidate)
             if module is not None:
                 self._called[0] = 1
                 self._mark(module)
@@ -226,7 +176,7 @@ class RootSearch:
     def _calls(self) -> list[tuple[nn.Module, RootCall]]:
         """The roots that live, with what marks their calls."""
         modules = (reference() for reference in self._marked)
-        slots = ((module, module.__dict__.get(_SLOT)) for module in modules if module is not None)
+        slots = ((module, module.__dict__.get(SLOT)) for module in modules if module is not None)
         return [(module, call) for module, call in slots if isinstance(call, RootCall)]
 
     def _phase_without_grad(self, module: nn.Module, *, with_grad: bool = False) -> int:
@@ -249,11 +199,11 @@ class RootSearch:
             self.begin()
 
     def _mark(self, module: nn.Module, *, with_grad: bool = False) -> None:
-        inner = module.__dict__.get(_SLOT)
+        inner = module.__dict__.get(SLOT)
         if isinstance(inner, RootCall):
             return
         without_grad = self._phase_without_grad(module, with_grad=with_grad)
-        module.__dict__[_SLOT] = RootCall(module, inner, self._marker, self._called, without_grad)
+        module.__dict__[SLOT] = RootCall(module, inner, self._marker, self._called, without_grad)
         self._marked.append(weakref.ref(module))
 
     def _undo(self) -> None:
@@ -262,11 +212,11 @@ class RootSearch:
             self._end()
         for reference in self._marked:
             module = reference()
-            call = module.__dict__.get(_SLOT) if module is not None else None
+            call = module.__dict__.get(SLOT) if module is not None else None
             if module is not None and isinstance(call, RootCall):
-                module.__dict__[_SLOT] = call.inner
+                module.__dict__[SLOT] = call.inner
                 if call.inner is None:
-                    del module.__dict__[_SLOT]
+                    del module.__dict__[SLOT]
         self._marked.clear()
 
     def _searching_call(self) -> Callable[..., Any]:
@@ -279,7 +229,7 @@ class RootSearch:
             if is_traced() or compiler._is_compiling_flag or not _has_parameters(module):
                 return call(*args, **kwargs)
             with_grad = _is_grad_enabled()
-            outer = enter(_FORWARD if with_grad or _moded(module).training else without_grad(module))
+            outer = enter(_FORWARD if with_grad or moded(module).training else without_grad(module))
             if outer < 0:
                 return call(*args, **kwargs)
             called[0] = 1
@@ -306,20 +256,10 @@ def install(marker: Marker, patches: Patches) -> RootSearch:
     Raises:
         AttributeError, KeyError: this torch calls modules in another way; forward then shows as `other`.
     """
-    if vars(nn.Module)[_SLOT] is not None:
-        raise AttributeError(f"{_SLOT} is taken")
-    _clear_slot_of_replicas(patches)
-    _hide_slot_from_script(patches)
+    hide_slot(patches)
     search = RootSearch(marker, patches)
     _follow_loaders(patches, search)
     return search
-
-
-def _moded(module: nn.Module) -> nn.Module:
-    """The module whose mode counts: that of an engine of DeepSpeed never changes, only that of the model in it."""
-    if type(module).__module__.startswith(_ENGINES):
-        return module._modules.get("module") or module
-    return module
 
 
 def _autocast() -> str | None:
@@ -327,15 +267,6 @@ def _autocast() -> str | None:
         if torch.is_autocast_enabled(device):
             return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
     return None
-
-
-def _withdraw(candidate: RootCall) -> nn.Module | None:
-    """The module, with its slot as it was; None: it is gone, or the slot is another's."""
-    module = candidate.module()
-    if module is None or module.__dict__.get(_SLOT) is not candidate:
-        return None
-    module.__dict__[_SLOT] = candidate.inner
-    return module
 
 
 def _parameters_in(optimizer: Any) -> frozenset[int]:
@@ -363,7 +294,7 @@ def _follow_compile(patches: Patches, compiled: Callable[..., None]) -> None:
     compile_module = vars(nn.Module)["compile"]
 
     def compile_and_tell(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        was_root = isinstance(self.__dict__.get(_SLOT), RootCall)
+        was_root = isinstance(self.__dict__.get(SLOT), RootCall)
         compile_module(self, *args, **kwargs)
         compiled(self, was_root=was_root)
 
@@ -380,23 +311,3 @@ def _follow_loaders(patches: Patches, search: RootSearch) -> None:
         return iterate(self)
 
     patches.replace(DataLoader, "__iter__", functools.update_wrapper(make_iterator, iterate))
-
-
-def _clear_slot_of_replicas(patches: Patches) -> None:
-    """DataParallel copies a module's `__dict__` to other devices: a replica must not call the original."""
-    replicate = vars(nn.Module)["_replicate_for_data_parallel"]
-
-    def replicate_unmarked(self: nn.Module) -> nn.Module:
-        replica: nn.Module = replicate(self)
-        if isinstance(replica.__dict__.get(_SLOT), RootCall):
-            replica.__dict__[_SLOT] = None
-        return replica
-
-    patches.replace(nn.Module, "_replicate_for_data_parallel", replicate_unmarked)
-
-
-def _hide_slot_from_script(patches: Patches) -> None:
-    """`torch.jit.script` looks at whatever is in a module's `__dict__`, and fails on the slot's annotation."""
-    ignored = _recursive.ignored_attributes
-    ignored.append(_SLOT)
-    patches.on_undo(lambda: ignored.remove(_SLOT))
