@@ -311,6 +311,34 @@ def test_other_thread_steps_unseen(watched: Watched, steps_before: int) -> None:
     assert watched.claims[-1] == thread.ident
 
 
+def test_step_of_another_thread_that_outlasts_one_of_ours_ends_none(watched: Watched) -> None:
+    """It begins before ours and ends within our next one, whose phase is not its to end."""
+    mine, other = make(), make()
+    mine.step()
+    began, may_end = threading.Event(), threading.Event()
+
+    def theirs() -> float:
+        began.set()
+        may_end.wait(60)
+        return 0.0
+
+    thread = threading.Thread(target=other.step, args=(theirs,))
+
+    def ours() -> float:
+        may_end.set()
+        thread.join()
+        assert watched.marker.now() == Phase.OPTIMIZER
+        return 0.0
+
+    thread.start()
+    began.wait(60)
+    mine.step()
+    mine.step(ours)
+
+    steps = [f"step other {number}" for number in range(3)]
+    assert watched.tape.written() == [mark for step in steps for mark in ("enter optimizer", step)]
+
+
 def test_step_of_another_thread_ends_none_that_an_exception_has_left_open(watched: Watched) -> None:
     """It may even be of the same optimizer: what the marks say is said by the thread that trains."""
     optimizer = make(Failing)

@@ -1,7 +1,10 @@
 """The hot path by itself: what it answers, and what is in the ring afterwards."""
 
+import sys
 from collections.abc import Callable
 from itertools import pairwise
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.tapes import Tape
 from trainspan.names import CUSTOM_FIRST, CUSTOM_LAST, Phase
+from trainspan.record import marker as module
 from trainspan.record.marker import FOREIGN, NESTED, SAME, Marker, make_marker
 from trainspan.recording.layout import OPERAND_SHIFT, SKIPPED
 
@@ -496,3 +500,50 @@ def test_who_waits_is_forgotten_with_the_recording() -> None:
     marker.resume(Phase.OTHER)
 
     assert left == []
+
+
+def signalled(place: int, call: Callable[[], object], handler: Callable[[], object]) -> bool:
+    """Make `call`, and `handler` where Python looks for a signal for the `place`th time; False: it never does."""
+    passed = 0
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal passed
+        if event in ("call", "c_return") and frame.f_code.co_filename == module.__file__:
+            passed += 1
+            if passed == place:
+                handler()
+
+    sys.setprofile(look)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return passed >= place
+
+
+@pytest.mark.parametrize("capacity", [2, 4, 8])
+def test_handler_of_a_signal_may_mark_wherever_it_comes(capacity: int) -> None:
+    """It saves a checkpoint, in the middle of a mark and where the ring ends: all its marks are there, and all ours."""
+    places = 0
+    while saved_at(places + 1, capacity):
+        places += 1
+
+    assert places > 2
+
+
+def saved_at(place: int, capacity: int) -> bool:
+    """Have a handler save at a place of a forward, and look at what is recorded; False: there is no such place."""
+    marker, tape, _ = attached(capacity)
+    marked = [0]
+    answers: list[str] = []
+
+    came = signalled(
+        place,
+        lambda: marker.around(str, Phase.FORWARD, (), {}),
+        lambda: answers.append(marker.around(lambda: "saved", Phase.CHECKPOINT_SAVE, (), {}, marked)),
+    )
+
+    assert answers == ["saved"] * came
+    assert marker.now() == Phase.OTHER
+    assert tape.laps == (2 + 2 * marked[0]) // capacity
+    return came

@@ -51,7 +51,7 @@ def _marked(call: Callable[..., Any], marker: Marker) -> Callable[..., Any]:
 
 
 def _marked_step(call: Callable[..., Any], marker: Marker, stepping: Stepping) -> Callable[..., Any]:
-    enter, abort = marker.enter, marker.abort
+    enter, abort, now = marker.enter, marker.abort, marker.now
 
     def scaled_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if is_traced() or compiler._is_compiling_flag or not self._enabled:
@@ -59,11 +59,11 @@ def _marked_step(call: Callable[..., Any], marker: Marker, stepping: Stepping) -
         outer = enter(_AMP)
         if outer < 0:
             return call(self, optimizer, *args, **kwargs)
-        stepping.scaled(outer)
         try:
+            stepping.scaled(outer)
             result = call(self, optimizer, *args, **kwargs)
         except BaseException:
-            if stepping.unscaled():
+            if stepping.unscaled() or now() == _AMP:
                 abort(outer)
             raise
         if stepping.unscaled():

@@ -101,24 +101,24 @@ def mark_calls(
     def checkpoint(*args: Any, **kwargs: Any) -> Any:
         if is_traced() or compiler._is_compiling_flag:
             return call(*args, **kwargs)
+        start_ns, step = monotonic_ns(), steps()
         outer = enter(phase)
         if outer == NESTED:
             result = call(*args, **kwargs)
             if notes.cover is not None:
                 covered(args, kwargs)
             return result
-        start_ns, step = monotonic_ns(), steps()
-        if staging:
-            stage(args, kwargs, step)
         try:
+            if staging:
+                stage(args, kwargs, step)
             result = call(*args, **kwargs)
+            if outer >= 0:
+                resume(outer)
         except BaseException:
             if outer >= 0:
                 abort(outer)
             told(outer, args, kwargs, start_ns, step, False)
             raise
-        if outer >= 0:
-            resume(outer)
         told(outer, args, kwargs, start_ns, step, True)
         return result
 

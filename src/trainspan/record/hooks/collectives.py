@@ -211,10 +211,10 @@ def _marked(call: Callable[..., Any], op: str, marker: Marker, calls: Calls, las
             return call(self, *args, **kwargs)
         try:
             work = call(self, *args, **kwargs)
+            resume(outer)
         except BaseException:
             abort(outer)
             raise
-        resume(outer)
         last[0], last[1] = id(work), operand
         return work
 
@@ -237,10 +237,10 @@ def _marked_wait(call: Callable[..., Any], marker: Marker, last: list[Any]) -> C
             return call(self, *args, **kwargs)
         try:
             done = call(self, *args, **kwargs)
+            resume(outer)
         except BaseException:
             abort(outer)
             raise
-        resume(outer)
         last[0] = None  # its identity may be another one's by the next wait
         return done
 

@@ -70,14 +70,17 @@ def _marked(
         outer = enter(_GRAPH_REPLAY)
         if outer < 0:
             return call(self)
+        ended = False
         try:
             result = call(self)
+            if self in holders:
+                ended = step(outer)
+            else:
+                resume(outer)
         except BaseException:
             abort(outer)
             raise
-        if self not in holders:
-            resume(outer)
-        elif step(outer):
+        if ended:
             for end in step_ends:
                 end()
         return result

@@ -43,21 +43,24 @@ def _marked(call: Callable[[Any], Any], marker: Marker, meter: BatchMeter | None
         if outer < 0:
             return call(self)
         try:
-            batch = call(self)
+            try:
+                batch = call(self)
+            except StopIteration:
+                resume(outer)  # the end of an epoch is no failure
+                raise
+            if meter is None:
+                resume(outer)
+                return batch
+            try:
+                operand = measures[type(batch)](batch)
+            except Exception:
+                operand = meter.learn(batch, self)
+            resume_with(outer, operand if operand <= OPERAND_MAX else 0)
         except StopIteration:
-            resume(outer)  # the end of an epoch is no failure
             raise
         except BaseException:
             abort(outer)
             raise
-        if meter is None:
-            resume(outer)
-            return batch
-        try:
-            operand = measures[type(batch)](batch)
-        except Exception:
-            operand = meter.learn(batch, self)
-        resume_with(outer, operand if operand <= OPERAND_MAX else 0)
         return batch
 
     return wait_for_batch

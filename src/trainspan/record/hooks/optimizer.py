@@ -167,7 +167,8 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
     in_whole = unmade = False  # a framework's own step is open; a scaler in it has not let the optimizer step
     scaled_in: int | None = None  # where a gradient scaler was asked for a step; None: none is, or any more
     inside: Any = None  # the first optimizer that has stepped in the backward that is open
-    alone = False  # whether every step so far was one of the thread that trains
+    alone = False  # whether every step so far was one of the thread that trains; once that is not so, it stays so
+    foreign = False  # whether another thread has taken one
 
     def runs() -> bool:
         # Asked by whatever is entered while an optimizer's step is open: a closure's forward, or, when an exception
@@ -212,7 +213,7 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
 
     def refused(answer: int, optimizer: Any) -> int:
         """The phase to return to after all."""
-        nonlocal alone, inside
+        nonlocal alone, foreign, inside
         if answer == SAME:
             return _OPTIMIZER  # the user has marked this as a phase
         # The backward of a device's tensors runs on a thread of torch's, for the one that waits for it.
@@ -222,7 +223,8 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
             marker.on_leave(left_backward)
             return NESTED
         if answer == FOREIGN:
-            alone = False
+            # It may still be open when the next step of the thread that trains ends.
+            alone, foreign = False, True
             if claim():
                 return enter(_OPTIMIZER)
         return answer
@@ -240,26 +242,29 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
         nonlocal depth
         if (depth != 1 or not alone) and not ends():
             return
-        depth = 0
         if id(optimizer) != lead.identity:
             close(optimizer, outer, step)
+            depth = 0
             return
         # `close`, written out for the commonest end.
         lead.others = 0
-        if step(outer):
+        ended = step(outer)
+        depth = 0  # not before: what a signal's handler raises here leaves the step, and the next to come sees that
+        if ended:
             for end in step_ends:
                 end()
 
     def ends() -> bool:
-        """Whether the outermost step has ended."""
+        """Whether the outermost step has ended, which `depth` still counts then."""
         nonlocal depth, alone
         if not depth or not mine():
             return False
-        alone = True
+        alone = not foreign
         if depth > 1:
             # An inner step that an exception left is not on the stack any more, and its hook was not called.
-            depth = min(depth, _frames_of(wrapper) or depth) - 1
-            return not depth
+            left = min(depth, _frames_of(wrapper) or depth) - 1
+            depth = left or 1
+            return not left
         return True
 
     def close(optimizer: Any, outer: int, end_step: Callable[[int], bool]) -> None:
