@@ -1,7 +1,7 @@
 """What `import trainspan` offers: words for what no hook can see. docs/api.md shows them at work.
 
 Each scope is a context manager and a decorator. Where trainspan is off, and while torch.compile traces, a call does
-nothing; that costs 0.1 µs. None of it raises, whatever it is given: a call that makes no sense is counted in
+nothing; that costs 0.1 µs. None of it raises, whatever its arguments are: a call that makes no sense is counted in
 `trainspan.misuse`, and said once on stderr. An exception in a scope is recorded and passes.
 """
 
@@ -203,7 +203,7 @@ def timed(name: str, attributes: Mapping[str, Any] | None = None) -> Scope:
     return IDLE if _live is None else _live.timed(name, attributes)
 
 
-def event(name: str, **attributes: Any) -> None:
+def event(name: str, /, **attributes: Any) -> None:
     """Something has happened: a log record with that event name, tied to the step.
 
     Args:

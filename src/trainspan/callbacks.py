@@ -50,11 +50,11 @@ def on_phase_start(name: str) -> None:
     """What `phase(name)` is around begins."""
     live = api.callbacks()
     if live is not None:
-        live.start(f"on_phase {name!r}", partial(api.phase, name))
+        live.start("on_phase", partial(api.phase, name), name)
 
 
 def on_phase_end(name: str, error: BaseException | None = None) -> None:
     """What `phase(name)` is around has ended."""
     live = api.callbacks()
     if live is not None:
-        live.end(f"on_phase {name!r}", error)
+        live.end("on_phase", error, name)

@@ -16,7 +16,7 @@ MISUSE = {
     "unended": 1,
     "crossed": 1,
     "thread": 4,
-    "value": 4,
+    "value": 3,
     "names": 9,
 }
 """Scenarios of misuse, and how often each one does it."""

@@ -142,15 +142,16 @@ def test_loss_that_is_no_number_is_told() -> None:
 
 
 def test_counters_add_up() -> None:
-    """A counter never goes back; what would take it there is not taken."""
+    """A counter never goes back; what would take it there is not taken, and no device is waited for."""
     rank = Rank()
     rank.log.counter("skipped")
     rank.log.counter("skipped", 2)
-    rank.log.counter("skipped", -1)
+    taken = [rank.log.counter("skipped", amount) for amount in (-1, math.inf, on_device(), "x", True)]
 
     rank.step()
 
-    assert (rank.told[0]["counters"], rank.told[0]["dropped"]) == ({"skipped": 3.0}, 1)
+    assert taken == [False, False, False, False, True]
+    assert (rank.told[0]["counters"], rank.told[0]["dropped"]) == ({"skipped": 4.0}, 4)
 
 
 def test_callback_is_asked_at_the_end_of_steps() -> None:
@@ -244,10 +245,11 @@ def test_what_is_no_number_is_dropped_and_counted(value: Any) -> None:
     """A framework hands over whatever its user logs."""
     rank = Rank()
 
-    rank.log.log({"odd": value, "loss": 1})
+    refused = rank.log.log({"odd": value, "loss": 1})
     rank.step()
 
     assert (rank.told[0]["values"], rank.told[0]["dropped"]) == ({"loss": 1.0}, 1)
+    assert refused == ["odd"] or getattr(value, "is_meta", False)  # where no device can be read, that is no mistake
 
 
 class Sharded:
@@ -379,16 +381,17 @@ def test_work_that_the_user_counts_is_told_in_totals() -> None:
     assert told == [{"samples": samples, "tokens": tokens} for samples, tokens in totals]
 
 
-@pytest.mark.parametrize("samples", ["many", math.nan, [1]])
+@pytest.mark.parametrize("samples", ["many", math.nan, [1], -1, 2.5, on_device()])
 def test_work_that_is_no_number_is_refused(samples: Any) -> None:
-    """In the rank nothing of ours raises."""
+    """In the rank nothing of ours raises, and one mistake does not take the rest along."""
     told: list[dict[str, Any]] = []
 
     work = WorkCount(lambda _, **fields: told.append(fields))
-    work.add(samples, None)
+    refused = work.add(samples, 3)
     work.close()
 
-    assert told == []
+    assert refused == ["samples"]
+    assert told == [{"samples": None, "tokens": 3}]
 
 
 def test_flops_of_one_step_are_counted() -> None:

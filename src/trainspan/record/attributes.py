@@ -7,6 +7,8 @@ for its device and tells what is in it.
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from trainspan.record.arguments import text_of
+
 Value = str | bool | int | float
 
 MOST: Final = 64
@@ -14,7 +16,7 @@ NAME_CHARACTERS: Final = 128
 VALUE_CHARACTERS: Final = 1024
 
 
-def values_of(given: Mapping[str, Any], refused: Callable[[str], None]) -> dict[str, Value]:
+def values_of(given: Mapping[Any, Any], refused: Callable[[str], None]) -> dict[str, Value]:
     """The attributes that can be told.
 
     Args:
@@ -22,17 +24,19 @@ def values_of(given: Mapping[str, Any], refused: Callable[[str], None]) -> dict[
         refused: called with the name of each one that cannot.
     """
     values: dict[str, Value] = {}
-    for name, value in given.items():
-        fits = type(name) is str and 0 < len(name) <= NAME_CHARACTERS and len(values) < MOST
+    for key, value in given.items():
+        name = text_of(key)
         if value is None:
             continue
-        if fits and type(value) in (str, bool, int, float) and not _is_long(value):
+        fits = len(values) < MOST and not _is_long(value)
+        if name and len(name) <= NAME_CHARACTERS and fits and type(value) in (str, bool, int, float):
             values[name] = value[:VALUE_CHARACTERS] if type(value) is str else value
         else:
-            refused(str(name)[:NAME_CHARACTERS])
+            # To show what is no text may wait for a device, or fail.
+            refused(name[:NAME_CHARACTERS] if name is not None else type(key).__name__)
     return values
 
 
-def _is_long(value: Value) -> bool:
+def _is_long(value: object) -> bool:
     """Whether it is an integer beyond OTLP's 64 bits."""
     return type(value) is int and not -(1 << 63) <= value < 1 << 63

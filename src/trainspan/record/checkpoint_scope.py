@@ -4,9 +4,8 @@ What `torch.save`, safetensors or `torch.distributed.checkpoint` do inside is a 
 largest file they write is where it lies, unless the script has said so.
 """
 
-import os
 from time import monotonic_ns
-from typing import Any, Final
+from typing import Final
 
 from trainspan.names import Phase
 from trainspan.record.checkpoints import Cover
@@ -37,7 +36,7 @@ class CheckpointScope(LiveScope):
         engine: Engine,
         what: str,
         kind: str,
-        path: Any = None,
+        path: str | None = None,
         step: int | None = None,
         *,
         background: bool = False,
@@ -81,7 +80,7 @@ class CheckpointScope(LiveScope):
             notes.cover = None
         blocking = cover is not None or not engine.recorder.recording
         engine.leave(self, failed=error is not None)
-        path = os.fspath(self._path) if self._path is not None else cover.path if cover is not None else None
+        path = self._path or (cover.path if cover is not None else None)
         staging = self._background or (cover is not None and cover.staging)
         if staging and error is None:
             notes.stage_path(path, step)
@@ -89,9 +88,8 @@ class CheckpointScope(LiveScope):
         notes.tell(self._kind, path, start_ns, step, ok=error is None, blocking=blocking, staging=staging, **more)
 
 
-def tell_saved(engine: Engine, path: Any) -> None:
+def tell_saved(engine: Engine, path: str | None) -> None:
     """A save that went on in the background has succeeded."""
     notes = engine.recorder.notes
-    path = os.fspath(path) if path is not None else None
     now_ns, step = monotonic_ns(), engine.marker.steps()
     notes.tell("save", path, now_ns, step, ok=True, blocking=False, staging=False)

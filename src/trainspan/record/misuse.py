@@ -19,6 +19,7 @@ KINDS: Final = {
     "thread": "{what} is entered or left on a thread that does not train; it is ignored",
     "fork": "{what} is left in a process that was forked in it; it is ignored",
     "value": "{what} is no text, number or truth value, or too much; it is left out",
+    "argument": "{what} was given what it does not take; that is left out",
     "names": "{what} is one phase name too many; it is part of custom.other",
 }
 """What can be wrong, and the sentence for it."""

@@ -14,12 +14,12 @@ and names beyond the bound.
 Cost: 0.3 µs for a number, 2 µs for a tensor on the CPU, 0.1 µs a step, 20 µs an event.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from time import monotonic_ns
 from typing import Any, Final
 
 from trainspan.guard import warn_once
+from trainspan.record.arguments import amount_of, is_tensor, local_of, number_of, text_of
 from trainspan.record.device_copies import Copy, Device, cuda
 from trainspan.record.pace import Pace
 from trainspan.record.recorder import Recorder
@@ -73,40 +73,43 @@ class ScalarLog:
         self._dropped = self._dropped_told = 0
         self._pace = Pace(_PORTION_BYTES)
 
-    def log(self, name: str | Mapping[str, Any], value: Any = None, *, step: int | None = None) -> None:
-        """Keep the last value of a name, or of each name of a mapping. Never raises.
+    def log(self, name: str | Mapping[Any, Any], value: Any = None, *, step: int | None = None) -> list[str]:
+        """Keep the last value of a name, or of each name of a mapping; the names of what is not taken. Never raises.
 
         Args:
             name: of the value, or a mapping of names to values.
             value: a number, or a tensor of one element.
             step: what the script calls the step, over all attempts.
         """
+        refused: list[str] = []
         try:
-            if isinstance(name, str):
-                self._put(name, value)
-            else:
-                for one, its in name.items():
-                    self._put(one, its)
+            for given, its in name.items() if isinstance(name, Mapping) else ((name, value),):
+                one = text_of(given)
+                if one is None or not self._put(one, its):
+                    self._dropped += 1
+                    refused.append(type(given).__name__ if one is None else one)
             if step is not None:
                 self._called = self._steps() - 1, int(step)
         except Exception as error:
             warn_once("scalars", f"a value was not logged: {type(error).__name__}: {error}")
+        return refused
 
-    def counter(self, name: str, by: float = 1) -> None:
-        """Add to a total that only grows. Never raises."""
-        try:
-            amount = float(by)
-            if amount >= 0 and self._has_room(self._counters, name):
-                self._counters[name] = self._counters.get(name, 0.0) + amount
-                self._counted.add(name)
-            else:
-                self._dropped += 1
-        except Exception as error:
-            warn_once("scalars", f"a count was not taken: {type(error).__name__}: {error}")
+    def counter(self, name: str, by: Any = 1) -> bool:
+        """Add to a total that only grows; False: that is no amount. Never raises."""
+        amount = amount_of(by)
+        if amount is None or not self._has_room(self._counters, name):
+            self._dropped += 1
+        else:
+            self._counters[name] = self._counters.get(name, 0.0) + amount
+            self._counted.add(name)
+        return amount is not None
 
     def observe(self, name: str, callback: Observed) -> None:
         """Log what `callback()` returns, asked on the training thread at the end of a step, at most once a second."""
-        self._observed[name] = callback
+        if name in self._observed or len(self._observed) < MOST_NAMES:
+            self._observed[name] = callback
+        else:
+            self._dropped += 1
 
     def step_ended(self) -> None:
         """Tell what is new, if it is time."""
@@ -118,17 +121,17 @@ class ScalarLog:
         """Tell what is new; what has not arrived from a device by now is not waited for."""
         self._tell_new(self._now_ns())
 
-    def _put(self, name: str, value: Any) -> None:
+    def _put(self, name: str, value: Any) -> bool:
+        """Keep it, or begin to; False: it is no number that can be read. What there is no room for is only counted."""
         if not self._has_room(self._names, name):
             self._dropped += 1
-        elif type(value) in _NUMBERS:
-            self._keep(name, float(value))
-        elif _is_tensor(value):
-            self._put_tensor(name, value)
-        elif getattr(value, "size", 1) == 1 and hasattr(value, "__float__"):  # a number of numpy's
-            self._keep(name, float(value))
-        else:
-            self._dropped += 1
+            return True
+        if type(value) not in _NUMBERS and is_tensor(value):
+            return self._put_tensor(name, value)
+        number = number_of(value)
+        if number is not None:
+            self._keep(name, number)
+        return number is not None
 
     def _keep(self, name: str, value: float) -> None:
         self._names.add(name)
@@ -139,17 +142,18 @@ class ScalarLog:
             return True
         return len(self._names) + len(self._counters) < MOST_NAMES and 0 < len(name) <= NAME_CHARACTERS
 
-    def _put_tensor(self, name: str, tensor: Any) -> None:
-        local = _local_of(tensor)
+    def _put_tensor(self, name: str, tensor: Any) -> bool:
+        local = local_of(tensor)
         if local is None or local.numel() != 1 or local.is_complex():
-            self._dropped += 1
-        elif local.device.type == "cpu":
+            return False
+        if local.device.type == "cpu":
             self._keep(name, float(local.item()))
         elif local.device.type in self._devices:
             self._begin_copy(name, local.reshape(()), self._devices[local.device.type])
         else:
             self._dropped += 1
             warn_once("scalars.device", f"values on {local.device.type!r} are not read: that could wait for it")
+        return True
 
     def _begin_copy(self, name: str, tensor: Any, device: Device) -> None:
         now_ns = self._now_ns()
@@ -176,7 +180,7 @@ class ScalarLog:
                 self._keep(name, copy.read())
         for name, callback in list(self._observed.items()):
             try:
-                self._put(name, callback())
+                self._dropped += not self._put(name, callback())
             except Exception as error:
                 del self._observed[name]
                 warn_once(f"observe.{name}", f"{name} is not observed any more: {type(error).__name__}: {error}")
@@ -192,22 +196,6 @@ class ScalarLog:
         self._tell("scalars", **fields)
         size_bytes = _EVENT_BYTES + sum(len(name) + _ENTRY_BYTES for name in (*values, *counters))
         self._pace.told(now_ns, size_bytes)
-
-
-def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")  # a script without torch logs, too
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _local_of(tensor: Any) -> Any:
-    """`tensor` as a plain one, apart from its graph; None if this process alone cannot know what it holds."""
-    if not hasattr(tensor, "__tensor_flatten__"):
-        with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
-            return tensor.detach()
-    placements = getattr(tensor, "placements", None)
-    if placements and all(placement.is_replicate() for placement in placements):
-        return tensor.detach().to_local()
-    return None
 
 
 def scalars_of(recorder: Recorder) -> ScalarLog:

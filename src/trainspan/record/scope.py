@@ -22,7 +22,7 @@ class Scope:
     """A stretch of the script's work: a context manager, and a decorator. By itself it does nothing.
 
     As a decorator it is around each call of a function, and until the end of one that is asynchronous. A generator is
-    left as it is: what it does is done between its values, by whoever asks for them.
+    left as it is: what it does is done between its values, by whoever asks for them; so is what is no function.
     """
 
     __slots__ = ()
@@ -39,7 +39,7 @@ class Scope:
         """The function with this around it."""
         return function
 
-    def note(self, **attributes: Any) -> None:
+    def note(self, /, **attributes: Any) -> None:
         """Add attributes to the span, if there is one: texts, numbers and truth values; tensors are refused."""
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from trainspan import names
 from trainspan.names import Phase
+from trainspan.record.arguments import is_function
 from trainspan.record.attributes import Value
 from trainspan.record.engine import UNMARKED, Engine, is_ordinary
 from trainspan.record.scope import Scope, decorated
@@ -52,6 +53,10 @@ class LiveScope(Scope, ABC):
         self._engine.safely(self.end, error)
 
     def __call__(self, function: F) -> F:
+        if not is_function(function):
+            # A class or a module inside a function is none any more, and a static method is a method.
+            self._engine.misuse.count("argument", self.what)
+            return function
         return decorated(function, self.again, self._engine.is_traced)
 
     @abstractmethod
@@ -107,7 +112,7 @@ class NotingScope(LiveScope):
         self._attributes = attributes or {}
         self._started_ns: int | None = None  # while it is open
 
-    def note(self, **attributes: Any) -> None:
+    def note(self, /, **attributes: Any) -> None:
         self._engine.safely(self._note, attributes)
 
     def _note(self, attributes: dict[str, Any]) -> None:

@@ -1,10 +1,12 @@
 """What the functions of the API do in a process that may train: they make scopes, and events."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from trainspan import names
 from trainspan.names import NamedPhase, Phase, named_phase
+from trainspan.record.arguments import amount_of, flag_of, mapping_of, path_of, tag_of, text_of, whole_of
+from trainspan.record.attributes import Value
 from trainspan.record.callbacks import Callbacks
 from trainspan.record.checkpoint_scope import CheckpointScope, tell_saved
 from trainspan.record.engine import Engine
@@ -23,26 +25,28 @@ from trainspan.record.work import work_of
 from trainspan.role import Role
 from trainspan.sampling import SpanNames
 
-CONFIGURED: Final = {
-    "global_batch_size": names.GLOBAL_BATCH_SIZE,
-    "micro_batch_size": names.MICRO_BATCH_SIZE,
-    "sequence_length": names.SEQUENCE_LENGTH,
-    "flops_per_sample": names.FLOPS_PER_SAMPLE,
-    "flops_per_token": names.FLOPS_PER_TOKEN,
-    "target_steps": names.TARGET_STEPS,
-    "target_samples": names.TARGET_SAMPLES,
-    "target_tokens": names.TARGET_TOKENS,
-    "first_step": names.FIRST_GLOBAL_STEP,
-    "first_sample": names.FIRST_SAMPLE,
-    "session_tag": names.SESSION_TAG,
-    "perf_tag": names.PERF_TAG,
-    "baseline": names.BASELINE,
+CONFIGURED: Final[Mapping[str, tuple[str, Callable[[object], Value | None]]]] = {
+    "global_batch_size": (names.GLOBAL_BATCH_SIZE, whole_of),
+    "micro_batch_size": (names.MICRO_BATCH_SIZE, whole_of),
+    "sequence_length": (names.SEQUENCE_LENGTH, whole_of),
+    "flops_per_sample": (names.FLOPS_PER_SAMPLE, amount_of),
+    "flops_per_token": (names.FLOPS_PER_TOKEN, amount_of),
+    "target_steps": (names.TARGET_STEPS, whole_of),
+    "target_samples": (names.TARGET_SAMPLES, whole_of),
+    "target_tokens": (names.TARGET_TOKENS, whole_of),
+    "first_step": (names.FIRST_GLOBAL_STEP, whole_of),
+    "first_sample": (names.FIRST_SAMPLE, whole_of),
+    "session_tag": (names.SESSION_TAG, tag_of),
+    "perf_tag": (names.PERF_TAG, tag_of),
+    "baseline": (names.BASELINE, flag_of),
 }
-"""What `configure` takes, and its name on the wire."""
+"""What `configure` takes: its name on the wire, and what reads it."""
 
 _VALIDATION: Final = int(Phase.VALIDATION)
 _NAME_CHARACTERS: Final = 128
 _INIT_STATES: Final = {"model": "model_init"}
+
+T = TypeVar("T")
 
 
 class Surface:
@@ -73,11 +77,11 @@ class Surface:
     def training_loop(self, first_step: int | None, target_steps: int | None) -> Scope:
         told = {"first_step": first_step, "target_steps": target_steps}
         if first_step is not None or target_steps is not None:
-            self.configure(told)
+            self.engine.safely(self._configure, told, "training_loop")
         return LoopScope(self.engine, "training_loop()", names.SPAN_LOOP, is_training=True)
 
-    def step(self, number: int | None) -> Scope:
-        return StepScope(self.engine, number if type(number) is int else None)
+    def step(self, number: object) -> Scope:
+        return StepScope(self.engine, self._read(whole_of, number, "step(number=…)"))
 
     def phase(self, name: str) -> Scope:
         if type(name) is not str:
@@ -90,29 +94,54 @@ class Surface:
     def evaluation_step(self) -> Scope:
         return EvaluationStepScope(self.engine, "validation_step()", _VALIDATION)
 
-    def checkpoint(self, kind: str, path: Any, step: int | None, background: bool) -> Scope:
-        return CheckpointScope(self.engine, f"checkpoint_{kind}()", kind, path, step, background=background)
+    def checkpoint(self, kind: str, path: object, step: object, background: object) -> Scope:
+        what = f"checkpoint_{kind}"
+        return CheckpointScope(
+            self.engine,
+            f"{what}()",
+            kind,
+            self._read(path_of, path, f"{what}(path=…)"),
+            self._read(whole_of, step, f"{what}(step=…)"),
+            background=self._read(flag_of, background, f"{what}(background=…)") or False,
+        )
 
-    def checkpoint_saved(self, path: Any) -> None:
-        self.engine.safely(tell_saved, self.engine, path)
+    def checkpoint_saved(self, path: object) -> None:
+        self.engine.safely(tell_saved, self.engine, self._read(path_of, path, "checkpoint_saved(path=…)"))
 
-    def timed(self, name: str, attributes: Mapping[str, Any] | None) -> Scope:
+    def timed(self, name: object, attributes: object) -> Scope:
         phase = self._phase_of(name, "timed")
+        what = f"timed({phase.name!r})"
+        given = self._read(mapping_of, attributes, f"timed({phase.name!r}, attributes=…)")
         if not self._span_names.takes(phase.span):
             return Scope()
-        what = f"timed({phase.name!r})"
-        values = self.engine.values_of(attributes, what) if isinstance(attributes, dict) else {}
-        return TimedScope(self.engine, what, phase.span, values)
+        return TimedScope(self.engine, what, phase.span, self.engine.values_of(given, what) if given else {})
 
     def _phase_of(self, name: object, what: str) -> NamedPhase:
-        """What `name` is on the wire; what is no text has no name of its own."""
-        if isinstance(name, str):
-            return named_phase(name)
-        self.engine.misuse.count("value", f"{what}(), of which the name")
-        return named_phase(NamedPhase.REST)
+        """What `name` is on the wire."""
+        return named_phase(self._name_of(name, what))
 
-    def event(self, name: str, attributes: dict[str, Any]) -> None:
-        self.engine.safely(self._event, str(name)[:_NAME_CHARACTERS], attributes)
+    def _name_of(self, name: object, what: str) -> str:
+        """`name` as a text; what is none has no name of its own."""
+        text = text_of(name)
+        if text is None:
+            self._refuse(f"{what}(name=…)")
+            return NamedPhase.REST
+        return text
+
+    def _read(self, read: Callable[[object], T | None], given: object, what: str) -> T | None:
+        """What `read` makes of an argument that need not be given; what it can make nothing of is misuse."""
+        if given is None:
+            return None
+        found = read(given)
+        if found is None:
+            self._refuse(what)
+        return found
+
+    def _refuse(self, what: str) -> None:
+        self.engine.misuse.count("argument", what)
+
+    def event(self, name: object, attributes: dict[str, Any]) -> None:
+        self.engine.safely(self._event, self._name_of(name, "event")[:_NAME_CHARACTERS], attributes)
 
     def _event(self, name: str, attributes: dict[str, Any]) -> None:
         marker = self.engine.marker
@@ -121,26 +150,59 @@ class Surface:
         self.engine.event("user_event", name=name, step=step, attributes=values)
 
     def log(self, values: Any, value: Any, step: Any) -> None:
-        scalars_of(self._recorder).log(values, value, step=step)
+        self.engine.safely(self._log, values, value, step)
 
-    def counter(self, name: str, by: Any) -> None:
-        scalars_of(self._recorder).counter(name, by)
+    def _log(self, values: Any, value: Any, step: Any) -> None:
+        given: str | Mapping[Any, Any] | None = text_of(values)
+        if given is None:
+            given = self._read(mapping_of, values, "log(values=…)") or {}
+            if value is not None:
+                self._refuse("log({…}, value=…)")
+        number = self._read(whole_of, step, "log(step=…)")
+        for name in scalars_of(self._recorder).log(given, value, step=number):
+            self._refuse(f"log({name[:_NAME_CHARACTERS]!r})")
 
-    def observe(self, name: str, callback: Callable[[], Any]) -> None:
-        scalars_of(self._recorder).observe(name, callback)
+    def counter(self, name: object, by: object) -> None:
+        self.engine.safely(self._count, name, by)
+
+    def _count(self, name: object, by: object) -> None:
+        text = text_of(name)
+        if text is None:
+            self._refuse("counter(name=…)")
+        elif not scalars_of(self._recorder).counter(text, by):
+            self._refuse(f"counter({text[:_NAME_CHARACTERS]!r}, by=…)")
+
+    def observe(self, name: object, callback: Any) -> None:
+        self.engine.safely(self._observe, name, callback)
+
+    def _observe(self, name: object, callback: Any) -> None:
+        text = text_of(name)
+        if text is None:
+            self._refuse("observe(name=…)")
+        elif not callable(callback):
+            self._refuse(f"observe({text[:_NAME_CHARACTERS]!r}, callback=…)")
+        else:
+            scalars_of(self._recorder).observe(text, callback)
 
     def processed(self, samples: Any, tokens: Any) -> None:
-        work_of(self._recorder).add(samples, tokens)
+        self.engine.safely(self._add_work, samples, tokens)
+
+    def _add_work(self, samples: Any, tokens: Any) -> None:
+        for name in work_of(self._recorder).add(samples, tokens):
+            self._refuse(f"processed({name}=…)")
 
     def configure(self, told: Mapping[str, Any]) -> None:
-        self.engine.safely(self._configure, told)
+        self.engine.safely(self._configure, told, "configure")
 
-    def _configure(self, told: Mapping[str, Any]) -> None:
-        given = {CONFIGURED[name]: told[name] for name in CONFIGURED if told.get(name) is not None}
-        values = self.engine.values_of(given, "configure()")
-        tags = told.get("tags")
-        named = self.engine.values_of(dict(tags), "configure(tags=…)") if isinstance(tags, Mapping) else {}
+    def _configure(self, told: Mapping[str, Any], what: str) -> None:
+        given: dict[str, Any] = {}
+        for name, (wire, read) in CONFIGURED.items():
+            given[wire] = self._read(read, told.get(name), f"{what}({name}=…)")
+        values = self.engine.values_of(given, f"{what}()")
+        tags = self._read(mapping_of, told.get("tags"), f"{what}(tags=…)") or {}
+        named = self.engine.values_of(tags, f"{what}(tags=…)")
         self.engine.event("configured", values=values, tags={name: str(value) for name, value in named.items()})
 
-    def is_enabled(self, kind: str | None) -> bool:
-        return kind is None or self._span_names.takes(str(kind))
+    def is_enabled(self, kind: object) -> bool:
+        name = self._read(text_of, kind, "is_enabled(kind=…)")
+        return kind is None or (name is not None and self._span_names.takes(name))

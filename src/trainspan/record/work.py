@@ -6,9 +6,9 @@ stands in place of what the batches show. Told at the end of a step, at most onc
 
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Final
+from typing import Any, Final
 
-from trainspan.guard import warn_once
+from trainspan.record.arguments import whole_of
 from trainspan.record.pace import Pace
 from trainspan.record.recorder import Recorder
 
@@ -30,15 +30,18 @@ class WorkCount:
         self._is_new = False
         self._pace = Pace(_PORTION_BYTES)
 
-    def add(self, samples: int | None, tokens: int | None) -> None:
-        """Add to the totals. Never raises."""
-        try:
-            for name, amount in (("samples", samples), ("tokens", tokens)):
-                if amount is not None:
-                    self._totals[name] = (self._totals[name] or 0) + max(0, int(amount))
+    def add(self, samples: Any, tokens: Any) -> list[str]:
+        """Add to the totals what is a whole number from 0, or None; the names of what is neither. Never raises."""
+        refused = []
+        for name, given in (("samples", samples), ("tokens", tokens)):
+            if given is not None:
+                amount = whole_of(given)
+                if amount is None:
+                    refused.append(name)
+                else:
+                    self._totals[name] = (self._totals[name] or 0) + amount
                     self._is_new = True
-        except Exception as error:
-            warn_once("work", f"work was not counted: {type(error).__name__}: {error}")
+        return refused
 
     def step_ended(self) -> None:
         """Tell the totals, if they are new and it is time."""

@@ -221,8 +221,6 @@ def forked_rank() -> None:
 
 def value() -> None:
     trainspan.event("x", good=1, none=None, bad=[1], long=1 << 70, object=object())
-    trainspan.phase(7)  # type: ignore[arg-type]
-    trainspan.step(number="seven")  # type: ignore[arg-type]
     with trainspan.step():
         pass
 
