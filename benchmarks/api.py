@@ -57,8 +57,40 @@ def _event() -> None:
     trainspan.event("done", n=1)
 
 
+def _log() -> None:
+    trainspan.log("loss", 0.5)
+
+
+def _log_mapping() -> None:
+    trainspan.log({"loss": 0.5, "lr": 1e-3}, step=7)
+
+
+def _counter() -> None:
+    trainspan.counter("skipped")
+
+
+def _observe() -> None:
+    trainspan.observe("queue", _nothing)
+
+
+def _processed() -> None:
+    trainspan.processed(samples=8, tokens=4096)
+
+
+def _configure() -> None:
+    trainspan.configure(global_batch_size=8, perf_tag="8b")
+
+
 def _callback() -> None:
     trainspan.on_phase_start("rollout")
+
+
+def _callback_named() -> None:
+    trainspan.on_checkpoint_save_start(background=False)
+
+
+def _callback_end() -> None:
+    trainspan.on_checkpoint_save_end()
 
 
 def _is_enabled() -> None:
@@ -73,10 +105,24 @@ CASES: Mapping[str, Callable[[], None]] = {
     "with timed(name)": _with_timed,
     "with checkpoint_save()": _with_checkpoint,
     "event(name, n=1)": _event,
+    "log(name, 0.5)": _log,
+    "log({2 names}, step=7)": _log_mapping,
+    "counter(name)": _counter,
+    "observe(name, callback)": _observe,
+    "processed(samples, tokens)": _processed,
+    "configure(2 of 14)": _configure,
     "on_phase_start(name)": _callback,
+    "on_…_start(background=…)": _callback_named,
+    "on_…_end()": _callback_end,
     "is_enabled()": _is_enabled,
 }
-TOLD = ("with timed(name)", "event(name, n=1)", "with checkpoint_save()")
+TOLD = (
+    "with timed(name)",
+    "event(name, n=1)",
+    "with checkpoint_save()",
+    "configure(2 of 14)",
+    "on_…_start(background=…)",
+)
 """What writes a line each time: called less often, so that the event log of the process does not come to its bound."""
 
 
@@ -128,9 +174,9 @@ def main() -> int:
     if arguments.json:
         print(json.dumps({"off_ns": off, "on_ns": on}, indent=2))
         return 0
-    print("a call of                     off         recording")
+    print("a call of                       off         recording")
     for name in CASES:
-        print(f"  {name:<24} {off[name]:6.0f} ns  {on[name] / 1e3:10.2f} µs")
+        print(f"  {name:<26} {off[name]:6.0f} ns  {on[name] / 1e3:10.2f} µs")
     return 0
 
 

@@ -210,6 +210,16 @@ def test_forked_child_that_trains_has_a_recording_of_its_own(tmp_path: Path) -> 
     assert in_good_order(of_parent)
 
 
+def test_each_call_looks_first_whether_it_is_off() -> None:
+    """Whatever is made ready before that is paid by every script that nobody looks at."""
+    run = start("spoken.py", "off_looks_first", TRAINSPAN_ENABLED="").ended()
+
+    assert run.exit_code == 0, run.stderr
+    calls = run.lines[0]["calls"]
+    assert {name: made for name, made in calls.items() if made} == {}
+    assert len(calls) > 50
+
+
 def test_nothing_is_done_while_it_is_off() -> None:
     """The calls stay in the script when nobody looks."""
     run = start("spoken.py", "off", TRAINSPAN_ENABLED="").ended()

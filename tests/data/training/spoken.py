@@ -5,7 +5,11 @@ import json
 import os
 import sys
 import threading
+from functools import partial
+from inspect import Parameter, signature
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import trainspan
 from trainspan.guard import seen
@@ -256,6 +260,34 @@ def off() -> None:
     assert not trainspan.is_enabled("training.forward")
     loaded = [name for name in sys.modules if name.startswith(("trainspan.record.engine", "opentelemetry"))]
     assert loaded == []
+
+
+def off_looks_first() -> None:
+    for _ in range(1000):  # until it looks for torch no more
+        trainspan.step()
+    calls: dict[str, list[str]] = {}
+
+    def note(_: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call" and argument is not sys.setprofile:
+            calls[name].append(argument.__name__)
+
+    for name in trainspan.__all__:
+        needed = [
+            parameter for parameter in signature(getattr(trainspan, name)).parameters.values() if is_needed(parameter)
+        ]
+        call = partial(getattr(trainspan, name), *["x"] * len(needed))
+        calls[name] = []
+        sys.setprofile(note)
+        call()
+        sys.setprofile(None)
+    print(json.dumps({"calls": calls}))
+
+
+def is_needed(parameter: Parameter) -> bool:
+    return parameter.default is parameter.empty and parameter.kind not in (
+        parameter.VAR_KEYWORD,
+        parameter.VAR_POSITIONAL,
+    )
 
 
 globals()[sys.argv[1]]()
