@@ -232,10 +232,17 @@ def counter(name: str, by: float = 1) -> None:
         _live.counter(name, by)
 
 
-def observe(name: str, callback: Callable[[], Any]) -> None:
-    """Log what `callback()` returns. It is asked by the training thread, at the end of steps, once a second."""
+def observe(name: str, callback: Callable[[], Any], *, total: bool = False) -> None:
+    """Log a number that somebody else keeps: the training thread asks for it at the end of steps, once a second.
+
+    Args:
+        name: of the value or counter.
+        callback: called without arguments; returns the number.
+        total: it only grows, as a count of retries does: `training.counter`, and not `training.scalar`. Where less
+            comes than before, it has begun again from zero, and the counter goes on.
+    """
     if _live is not None and not _is_compiling():
-        _live.observe(name, callback)
+        _live.observe(name, callback, total)
 
 
 def processed(*, samples: int | None = None, tokens: int | None = None) -> None:

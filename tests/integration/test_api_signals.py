@@ -74,6 +74,12 @@ def test_what_is_configured_is_on_the_process_and_tags_on_everything(sink: OtlpS
     assert told.item.event_name == "training.configured"
 
 
+def test_total_that_somebody_else_keeps_is_a_counter(sink: OtlpSink) -> None:
+    """A backend rates it; the last step's is in it, which is asked for at the end."""
+    assert latest_numbers(sink, "training.counter") == {(0, "retries"): 3}
+    assert latest_numbers(sink, "training.scalar") == {}
+
+
 def test_step_has_its_number_in_the_run(sink: OtlpSink) -> None:
     """A job that goes on from step 100 is looked for at step 100."""
     numbers = [

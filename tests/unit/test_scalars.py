@@ -173,6 +173,47 @@ def test_callback_is_asked_at_the_end_of_steps() -> None:
     assert [event["values"] for event in rank.told] == [{"queue": 7.0}]
 
 
+def test_total_kept_elsewhere_is_a_counter() -> None:
+    """A gauge cannot be rated; and who keeps the total may begin again, which must not look like going back."""
+    rank = Rank()
+    totals = iter([0, 5, 5, 7, 2, 4.5, math.nan, -1, "x", on_device(), 6])
+
+    rank.log.counter("retries", 100)
+    rank.log.observe("retries", lambda: next(totals), total=True)
+    for _ in range(11):
+        rank.step()
+
+    assert [event["counters"] for event in rank.told if event["counters"]] == [
+        {"retries": total} for total in (100.0, 105.0, 107.0, 109.0, 111.5, 113.0)
+    ]
+    assert [event["values"] for event in rank.told if event["values"]] == []
+    assert rank.told[-1]["dropped"] == 4
+
+
+def test_observed_total_of_nothing_yet_is_told() -> None:
+    """A rate needs the zero from which it rises."""
+    rank = Rank()
+
+    rank.log.observe("retries", lambda: 0, total=True)
+    rank.step()
+    rank.step()
+
+    assert [event["counters"] for event in rank.told] == [{"retries": 0.0}]
+
+
+def test_callbacks_are_bounded() -> None:
+    """One for each object that is made would be asked for ever."""
+    rank = Rank()
+    asked: list[int] = []
+
+    for number in range(MOST_NAMES + 5):
+        rank.log.observe(f"queue{number}", lambda: asked.append(1))
+    rank.step()
+
+    assert len(asked) == MOST_NAMES
+    assert rank.told[0]["dropped"] >= 5
+
+
 def test_value_on_a_device_is_read_when_it_is_there() -> None:
     """Waiting for it would stop the host until the device has done all that was queued before."""
     device = FakeDevice()

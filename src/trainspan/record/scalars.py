@@ -66,7 +66,8 @@ class ScalarLog:
         self._names: set[str] = set()
         self._counters: dict[str, float] = {}
         self._counted: set[str] = set()  # counters that have grown since they were told
-        self._observed: dict[str, Observed] = {}
+        self._observed: dict[str, tuple[Observed, Callable[[str, Any], bool]]] = {}  # and what takes its answers
+        self._totals: dict[str, float] = {}  # kept elsewhere: as they were when they were asked for last
         self._copies: dict[str, tuple[Device, Copy]] = {}
         self._copied_ns: dict[str, int] = {}
         self._called: tuple[int, int] | None = None  # a step, and what the script calls it
@@ -100,14 +101,20 @@ class ScalarLog:
         if amount is None or not self._has_room(self._counters, name):
             self._dropped += 1
         else:
-            self._counters[name] = self._counters.get(name, 0.0) + amount
-            self._counted.add(name)
+            self._add(name, amount)
         return amount is not None
 
-    def observe(self, name: str, callback: Observed) -> None:
-        """Log what `callback()` returns, asked on the training thread at the end of a step, at most once a second."""
+    def observe(self, name: str, callback: Observed, *, total: bool = False) -> None:
+        """Log what `callback()` returns, asked on the training thread at the end of a step, at most once a second.
+
+        Args:
+            name: of the value or counter.
+            callback: called without arguments.
+            total: what it returns only grows, and the counter of that name by as much. Less than before is a new
+                beginning, from zero.
+        """
         if name in self._observed or len(self._observed) < MOST_NAMES:
-            self._observed[name] = callback
+            self._observed[name] = callback, self._rise if total else self._put
         else:
             self._dropped += 1
 
@@ -136,6 +143,25 @@ class ScalarLog:
     def _keep(self, name: str, value: float) -> None:
         self._names.add(name)
         self._values[name] = value
+
+    def _rise(self, name: str, value: Any) -> bool:
+        """Add to a counter what a total kept elsewhere has grown by; False: it is no total."""
+        total = amount_of(value)
+        if total is None:
+            return False
+        if not self._has_room(self._counters, name):
+            self._dropped += 1
+            return True
+        last = self._totals.get(name, 0.0)
+        self._totals[name] = total
+        grown = total - last if total >= last else total
+        if grown or name not in self._counters:
+            self._add(name, grown)
+        return True
+
+    def _add(self, name: str, amount: float) -> None:
+        self._counters[name] = self._counters.get(name, 0.0) + amount
+        self._counted.add(name)
 
     def _has_room(self, known: Any, name: str) -> bool:
         if name in known:
@@ -178,9 +204,9 @@ class ScalarLog:
             if not device.is_capturing() and copy.is_there():
                 del self._copies[name]
                 self._keep(name, copy.read())
-        for name, callback in list(self._observed.items()):
+        for name, (callback, take) in list(self._observed.items()):
             try:
-                self._dropped += not self._put(name, callback())
+                self._dropped += not take(name, callback())
             except Exception as error:
                 del self._observed[name]
                 warn_once(f"observe.{name}", f"{name} is not observed any more: {type(error).__name__}: {error}")

@@ -172,17 +172,18 @@ class Surface:
         elif not scalars_of(self._recorder).counter(text, by):
             self._refuse(f"counter({text[:_NAME_CHARACTERS]!r}, by=…)")
 
-    def observe(self, name: object, callback: Any) -> None:
-        self.engine.safely(self._observe, name, callback)
+    def observe(self, name: object, callback: Any, total: object) -> None:
+        self.engine.safely(self._observe, name, callback, total)
 
-    def _observe(self, name: object, callback: Any) -> None:
+    def _observe(self, name: object, callback: Any, total: object) -> None:
         text = text_of(name)
         if text is None:
             self._refuse("observe(name=…)")
         elif not callable(callback):
             self._refuse(f"observe({text[:_NAME_CHARACTERS]!r}, callback=…)")
         else:
-            scalars_of(self._recorder).observe(text, callback)
+            only_grows = self._read(flag_of, total, f"observe({text[:_NAME_CHARACTERS]!r}, total=…)") or False
+            scalars_of(self._recorder).observe(text, callback, total=only_grows)
 
     def processed(self, samples: Any, tokens: Any) -> None:
         self.engine.safely(self._add_work, samples, tokens)

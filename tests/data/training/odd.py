@@ -158,6 +158,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "counter(by) without end": lambda: trainspan.counter("x", math.inf),
     "observe(name)": lambda: trainspan.observe([], lambda: 1),  # type: ignore[arg-type]
     "observe(callback)": lambda: trainspan.observe("x", 5),  # type: ignore[arg-type]
+    "observe(total)": lambda: trainspan.observe("x", lambda: 1, total=NOT_A_NUMBER),
     "processed(samples)": lambda: trainspan.processed(samples=NOT_A_NUMBER),
     "processed(tokens) backwards": lambda: trainspan.processed(tokens=-1),
     "checkpoint_save(path)": lambda: trainspan.checkpoint_save(5),  # type: ignore[arg-type]

@@ -17,6 +17,8 @@ from trainspan.guard import seen
 
 def loop() -> None:
     trainspan.configure(global_batch_size=8, perf_tag="8b", tags={"team": "vision"}, baseline=False)
+    retries: list[int] = []
+    trainspan.observe("retries", lambda: len(retries), total=True)
     with trainspan.application():
         with trainspan.phase("tokenize"):
             pass
@@ -33,6 +35,7 @@ def loop() -> None:
                         with trainspan.phase("score"):
                             pass
                     trainspan.event("reward", mean=0.5)
+                    retries.append(number)
             with trainspan.validation_loop() as validation:
                 for _ in range(4):
                     with trainspan.validation_step():
