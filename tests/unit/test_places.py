@@ -135,6 +135,35 @@ def test_file_in_the_way_is_refused_with_what_to_do(tmp_path: Path) -> None:
         places.make_private(tmp_path / "state" / "runs" / "one")
 
 
+@pytest.mark.parametrize("what", ["file", "link", "unreachable"])
+def test_refusal_of_the_place_that_somebody_chose_names_its_variable(what: str, tmp_path: Path) -> None:
+    """To set the other variable changes nothing, and the next job fails the same way."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    if what == "file":
+        (volume / "run").write_text("no directory")
+    elif what == "link":
+        (volume / "run").symlink_to(tmp_path)
+    else:
+        volume = Path("/proc/x")
+
+    with pytest.raises(RecordingRefused) as refusal:
+        places.recording_dir(str(tmp_path), "run", str(volume), in_memory=True)
+
+    assert str(volume / "run") in str(refusal.value)
+    assert str(refusal.value).endswith("set TRAINSPAN_RECORDING_DIR")
+
+
+@as_root
+def test_place_of_somebody_else_names_the_variable_that_chose_it(tmp_path: Path) -> None:
+    """As above, where the directory is there and belongs to another user."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    os.chown(tmp_path / "run", NOBODY, NOBODY)
+
+    with pytest.raises(RecordingRefused, match=r"set TRAINSPAN_RECORDING_DIR$"):
+        places.recording_dir("/nonexistent", "run", str(tmp_path), in_memory=True)
+
+
 def test_explicit_place_is_used_as_it_is(tmp_path: Path, state: Path) -> None:
     """A sidecar looks into the volume it shares with the rank, and nowhere else."""
     explicit = tmp_path / "volume"

@@ -25,6 +25,8 @@ from trainspan.recording import layout
 MEMORY = Path("/dev/shm")
 PRIVATE_DIR = 0o700
 _PREFIX = "trainspan-"
+_STATE = "TRAINSPAN_DIR"
+_CHOSEN = "TRAINSPAN_RECORDING_DIR"
 _DRAFT_UNLOCKED_S = 0.5  # its writer locks a draft microseconds after it has made it
 
 
@@ -33,8 +35,12 @@ def run_folder(state: str, run: str) -> Path:
     return Path(state) / "runs" / run
 
 
-def make_private(path: Path) -> Path:
+def make_private(path: Path, variable: str = _STATE) -> Path:
     """`path`, a directory of this user that nobody else can enter; made if missing.
+
+    Args:
+        path: of the directory.
+        variable: what decides where it is, and is to be set where it cannot be there.
 
     Raises:
         RecordingRefused: it cannot be made, is a link, belongs to somebody else, or is open to others.
@@ -43,21 +49,21 @@ def make_private(path: Path) -> Path:
         path.parent.mkdir(mode=PRIVATE_DIR, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=PRIVATE_DIR)
-        refusal = why_not_private(path)
+        refusal = why_not_private(path, variable)
     except OSError as error:
-        raise RecordingRefused(f"{path} cannot be used ({error.strerror}); set TRAINSPAN_DIR") from error
+        raise RecordingRefused(f"{path} cannot be used ({error.strerror}); set {variable}") from error
     if refusal:
         raise RecordingRefused(refusal)
     return path
 
 
-def why_not_private(path: Path) -> str | None:
+def why_not_private(path: Path, variable: str = _STATE) -> str | None:
     """What keeps `path` from being a private directory of this user, or None."""
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
-        return f"{path} is not a directory; remove it, or set TRAINSPAN_DIR"
+        return f"{path} is not a directory; remove it, or set {variable}"
     if found.st_uid != os.geteuid():
-        return f"{path} belongs to user {found.st_uid}, not to {os.geteuid()}; set TRAINSPAN_DIR"
+        return f"{path} belongs to user {found.st_uid}, not to {os.geteuid()}; set {variable}"
     if found.st_mode & 0o077:
         return f"{path} is open to others (mode {stat.S_IMODE(found.st_mode):o}); run: chmod 700 {path}"
     return None
@@ -76,7 +82,7 @@ def recording_dir(state: str, run: str, explicit: str | None, *, in_memory: bool
         RecordingRefused: no such directory can be had.
     """
     if explicit:
-        return make_private(Path(explicit) / run)
+        return make_private(Path(explicit) / run, _CHOSEN)
     parent = make_private(make_private(run_folder(state, run)) / "recordings")
     place = parent / os.uname().nodename
     if not in_memory or not os.access(MEMORY, os.W_OK | os.X_OK):
@@ -135,10 +141,10 @@ def _agreed_link(link: Path) -> Path:
             _point(link, fresh)
         except OSError as error:
             fresh.rmdir()
-            raise RecordingRefused(f"{link} cannot be made ({error.strerror}); set TRAINSPAN_DIR") from error
+            raise RecordingRefused(f"{link} cannot be made ({error.strerror}); set {_STATE}") from error
         if _target_of(link) != fresh:
             fresh.rmdir()  # another process was faster: its directory counts
-    raise RecordingRefused(f"{link} keeps changing; set TRAINSPAN_RECORDING_DIR")
+    raise RecordingRefused(f"{link} keeps changing; set {_CHOSEN}")
 
 
 def _target_of(link: Path) -> Path | None:
