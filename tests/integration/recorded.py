@@ -15,7 +15,7 @@ from trainspan.relay.timeline.steps import RankTimeline
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = REPOSITORY / "tests" / "data" / "training"
-PATIENCE_S = 240
+PATIENCE_S = 480
 
 
 class Recording(NamedTuple):

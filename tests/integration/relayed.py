@@ -14,7 +14,7 @@ from trainspan.testing.otlp_sink import OtlpSink, ReceivedItem, attributes_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = REPOSITORY / "tests" / "data" / "training"
-PATIENCE_S = 240
+PATIENCE_S = 480
 
 
 class Ended(NamedTuple):
