@@ -1,10 +1,13 @@
 """A script that is started again under the run's id, as one does after a crash: nobody has to count."""
 
+import json
 import signal
+from pathlib import Path
 
 import pytest
 
 from tests.integration.relayed import SpanSeen, latest_numbers, spans_of, train, wait_for_relay
+from trainspan.cli.main import main
 from trainspan.testing.otlp_sink import OtlpSink
 
 RUN = {"TRAINSPAN_RUN_ID": "again"}
@@ -41,3 +44,22 @@ def test_launches_are_counted_live_by_why(sink: OtlpSink) -> None:
     told = latest_numbers(sink, "training.restarts")
 
     assert {reason: count for (*_, reason), count in told.items() if count} == {"failure": 1, "planned": 1}
+
+
+def test_cache_of_the_samples_is_not_what_the_run_resumed_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is saved and loaded like the checkpoint, and is the larger; the script says itself where it went on."""
+    state = tmp_path / "state"
+    killed = train("cached.py", str(tmp_path), "kill", state=state, environ=RUN)
+    wait_for_relay(state)
+    again = train("cached.py", str(tmp_path), state=state, environ=RUN)
+    wait_for_relay(state)
+
+    assert main(["goodput", "again", "--dir", str(state), "--json"]) == 0
+
+    said = json.loads(capsys.readouterr().out)
+    (recovery,) = said["recoveries"]
+    assert [ended.lines for ended in (killed, again)] == [[{"first": 0}], [{"first": 8}]]
+    assert (recovery["resumed_step"], recovery["known_by"], recovery["lost_steps"]) == (8, "load", 2)
+    assert (said["steps"], said["steps_lost"], said["last_step"]) == (20, 2, 19)

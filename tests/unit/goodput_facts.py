@@ -103,7 +103,7 @@ def hostile(last: int, unit_s: int, numbers: int) -> st.SearchStrategy[list[Fact
         st.builds(_opened, attempt, rank, _STATE, time),
         st.builds(Begun, attempt, rank, time, st.sampled_from(["n0", "n1"]), st.integers(1, 3), _FLAG),
         st.builds(Ended, attempt, rank, time, _FLAG),
-        st.builds(Saved, attempt, rank, time, number, name),
+        st.builds(Saved, attempt, rank, time, number, name, st.none() | st.sampled_from([1, 5, 40, 1000])),
         st.builds(Loaded, attempt, rank, time, st.none() | number, name),
         st.builds(Alive, attempt, rank, time),
     )

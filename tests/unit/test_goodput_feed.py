@@ -131,7 +131,7 @@ def test_checkpoint_in_a_step_is_its_own_state(rank: Rank, folder: Path) -> None
 
     facts = told(rank, folder)
     assert seconds(history_of(facts))["checkpoint_save"] == 2.0
-    assert Saved(0, 0, rank.unix_ns(BEGIN_NS + 3 * S + 9_000_000), 1, "abc") in facts
+    assert Saved(0, 0, rank.unix_ns(BEGIN_NS + 3 * S + 9_000_000), 1, "abc", 100) in facts
 
 
 def test_state_of_what_is_told_counts_before_the_first_step(rank: Rank, folder: Path) -> None:
@@ -167,7 +167,6 @@ def test_load_before_the_first_step_is_told_with_its_name(rank: Rank, folder: Pa
     "more",
     [
         {"ok": False},
-        {"bytes": 9},  # beside one of 100
         {"step": -1},
         {"step": "1"},
         {"file": None},
@@ -178,7 +177,7 @@ def test_load_before_the_first_step_is_told_with_its_name(rank: Rank, folder: Pa
     ],
 )
 def test_what_cannot_be_resumed_from_is_no_save(more: dict[str, Any], rank: Rank, folder: Path) -> None:
-    """A failed save, the state of a random generator, a line that is none of ours: crediting it hides lost work."""
+    """A failed save, an upload under way, a line that is none of ours: crediting it hides lost work."""
     rank.look([], saved(), saved(file="def", **more) if "file" not in more else saved(**more), now_ns=4 * S)
 
     saves = [fact for fact in told(rank, folder) if isinstance(fact, Saved)]

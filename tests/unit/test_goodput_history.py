@@ -346,6 +346,84 @@ class TestResumes:
         assert seconds(history)["lost_work"] == 60.0 - 10.0 * resumed_step
         assert report(history).last_step == resumed_step + 1
 
+    @pytest.mark.parametrize("cache_bytes", [100, 50_000])
+    def test_file_saved_before_the_first_step_is_no_checkpoint(self, cache_bytes: int) -> None:
+        """A cache of the data set is saved and loaded like a checkpoint, and may be far larger or far smaller."""
+        first: list[Fact] = [
+            begun(0, in_run=False),
+            Saved(0, 0, 1 * S, 0, "cache", cache_bytes),
+            *steps(0, MINUTE),
+            Saved(0, 0, 41 * S, 4, "four", 2000),
+        ]
+        loads: list[Fact] = [Loaded(1, 0, 85 * S, None, "four"), Loaded(1, 0, 86 * S, None, "cache")]
+        second = [begun(80, attempt=1, in_run=False), *loads, *steps(0, [100, 110, 120], attempt=1)]
+
+        history = history_of([*first, *second])
+
+        (disruption,) = history.disruptions()
+        assert (disruption.resumed_step, disruption.known_by, disruption.lost_steps) == (4, "load", 2)
+        assert history.saves() == [(0, 4, 41 * S)]
+
+    def test_cache_that_alone_was_loaded_is_not_where_the_run_resumed(self) -> None:
+        """The checkpoint came from elsewhere: moved to its name, or read by what nobody watches."""
+        first: list[Fact] = [Saved(0, 0, 1 * S, 0, "cache", 100), *self.FIRST]
+        loads: list[Fact] = [Loaded(1, 0, 85 * S, None, "cache"), Loaded(1, 0, 86 * S, None, "moved")]
+
+        history = history_of([*first, begun(80, attempt=1, in_run=False), *loads, *steps(0, [100, 110], attempt=1)])
+
+        (disruption,) = history.disruptions()
+        assert (disruption.resumed_step, disruption.known_by) == (4, "last save")
+
+    @pytest.mark.parametrize(("size_bytes", "resumed_step"), [(99, 4), (100, 1), (None, 1)])
+    def test_part_that_was_saved_before_the_first_checkpoint_is_a_part(
+        self, size_bytes: int | None, resumed_step: int
+    ) -> None:
+        """A list of scores after each step, loaded again behind the checkpoint: a tenth of its size says what it is.
+
+        What is no single file has no size, and counts.
+        """
+        first: list[Fact] = [
+            begun(0, in_run=False),
+            *steps(0, MINUTE),
+            Saved(0, 0, 11 * S, 1, "scores", size_bytes),
+            Saved(0, 0, 41 * S, 4, "four", 1000),
+        ]
+        loads: list[Fact] = [Loaded(1, 0, 85 * S, None, "four"), Loaded(1, 0, 86 * S, None, "scores")]
+        second = [begun(80, attempt=1, in_run=False), *loads, *steps(0, [100, 110, 120], attempt=1)]
+
+        history = history_of([*first, *second])
+
+        assert history.disruptions()[0].resumed_step == resumed_step
+
+    def test_part_stays_one_when_an_attempt_has_saved_nothing_else(self) -> None:
+        """It was killed before its first checkpoint: the size is measured against those of the attempts before."""
+        second: list[Fact] = [
+            begun(80, attempt=1, in_run=False),
+            Loaded(1, 0, 85 * S, None, "four"),
+            *steps(0, [100, 110, 120], attempt=1),
+            Saved(1, 0, 111 * S, 1, "scores", 10),
+        ]
+        loads: list[Fact] = [Loaded(2, 0, 135 * S, None, "four"), Loaded(2, 0, 136 * S, None, "scores")]
+        third = [begun(130, attempt=2, in_run=False), *loads, *steps(0, [140, 150], attempt=2)]
+
+        history = history_of([*self.FIRST[:-1], Saved(0, 0, 41 * S, 4, "four", 1000), *second, *third])
+
+        assert [disruption.resumed_step for disruption in history.disruptions()] == [4, 4]
+
+    def test_checkpoint_saved_again_before_the_first_step_holds_what_was_loaded(self) -> None:
+        """Rolled back to step 2 and written as the latest: the next attempt goes on from step 2, not from 4."""
+        second: list[Fact] = [
+            begun(80, attempt=1, in_run=False),
+            Loaded(1, 0, 85 * S, None, "two"),
+            *steps(0, [100, 110, 120], attempt=1),
+            Saved(1, 0, 86 * S, 0, "four"),
+        ]
+        third: list[Fact] = [begun(130, attempt=2, in_run=False), Loaded(2, 0, 135 * S, None, "four")]
+
+        history = history_of([*self.FIRST, *second, *third, *steps(0, [140, 150], attempt=2)])
+
+        assert [disruption.resumed_step for disruption in history.disruptions()] == [2, 2]
+
     def test_run_that_never_saved_starts_from_zero(self) -> None:
         """There is nothing else it could start from."""
         second: list[Fact] = [begun(80, attempt=1, in_run=False), *steps(0, [100, 110, 120], attempt=1)]

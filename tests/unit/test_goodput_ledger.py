@@ -22,6 +22,7 @@ FACTS: list[Fact] = [
     *steps(0, range(0, 70, 10), wait=1.0),
     Activity(0, 0, "custom.eval", 60 * S, None, 2),
     Saved(0, 0, 61 * S, 6, "deep/path"),
+    Saved(0, 0, 62 * S, 6, "other/path", 4096),
     Step(0, 0, 6, 60 * S, 75 * S, (Piece("validation", 62 * S, 63 * S),), recompiled=True, steps=3, complete=False),
     ended(80),
 ]

@@ -2,7 +2,7 @@
 
     a process is seen          Begun, and `init` from its start until its first step
     a step is completed        Step; its checkpoint phases as activities of their own
-    a checkpoint succeeded     Saved: it holds every step below the one that was next when the call began
+    a save succeeded           Saved: it holds every step below the one that was next when the call began
     a checkpoint was loaded    Loaded: its name tells which save it is
     a stretch of init is told  an activity, if it has a state; so is a phase that the user has named, and a compilation,
                                wherever it lies
@@ -41,10 +41,6 @@ SYNC_INTERVAL_NS: Final = 5_000_000_000
 MOST_WAITING: Final = 100_000
 """Facts kept while the disk does not take them: about 30 MB."""
 
-LEAST_SHARE: Final = 0.1
-"""A file much smaller than the largest save of its process is a part of a checkpoint (the state of a random generator,
-a list of scores), not one that training resumes from."""
-
 _STATES: Final = {Phase.CHECKPOINT_SAVE: "checkpoint_save", Phase.CHECKPOINT_LOAD: "checkpoint_load"}
 _STATE_OF_KIND: Final = {"save": "checkpoint_save", "load": "checkpoint_load"}
 _NAME_CHARACTERS: Final = 64
@@ -59,7 +55,6 @@ class RankFacts:
         self._unix_of = follower.source.anchor.unix_of
         self._begun_ns = follower.reader.process_start_ns
         self._told_init = False
-        self._largest_bytes = 0
         self._looks = 0
         self._told_ns = now_ns
 
@@ -147,11 +142,9 @@ class RankFacts:
         if event.get("ok") is True and event.get("staging") is not True:
             at_ns = self._unix_of(end_ns)
             if kind == "load":
-                number = event.get("run_step")
-                number = number if type(number) is int and 0 <= number < 1 << 62 else None
-                facts.append(Loaded(*self._key, at_ns, number, name[:_NAME_CHARACTERS]))
-            elif self._counts(event.get("bytes")):
-                facts.append(Saved(*self._key, at_ns, step, name[:_NAME_CHARACTERS]))
+                facts.append(Loaded(*self._key, at_ns, _count_of(event.get("run_step")), name[:_NAME_CHARACTERS]))
+            else:
+                facts.append(Saved(*self._key, at_ns, step, name[:_NAME_CHARACTERS], _count_of(event.get("bytes"))))
         return facts
 
     def _is_before_steps(self, end_ns: int) -> bool:
@@ -162,12 +155,9 @@ class RankFacts:
         times = self._unix_of(max(start_ns, self._begun_ns)), self._unix_of(max(end_ns, self._begun_ns))
         return Activity(*self._key, state, *times)
 
-    def _counts(self, size_bytes: Any) -> bool:
-        """Whether a save of that size is one to resume from."""
-        if not isinstance(size_bytes, int):
-            return True  # not a single file: a distributed checkpoint
-        self._largest_bytes = max(self._largest_bytes, size_bytes)
-        return size_bytes >= LEAST_SHARE * self._largest_bytes
+
+def _count_of(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < 1 << 62 else None
 
 
 class RunLedger:

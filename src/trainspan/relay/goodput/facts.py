@@ -7,7 +7,7 @@ no sequence number to keep, because the same fact changes nothing the second tim
     Step      a step was made, cut into what it held besides work
     StepRun   many steps were made
     Activity  from here to there the rank did one thing; without an end: until something else is heard of it
-    Saved     a checkpoint succeeded
+    Saved     a save succeeded
     Loaded    a checkpoint was loaded
     Alive     a sign of life that says nothing more
     Ended     the process is gone, orderly or not
@@ -128,13 +128,18 @@ class Activity(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """A checkpoint holding the work of every step below `step`. `name` tells it from others (a hash of its path)."""
+    """A file, or what is told of as a checkpoint, was saved: it holds the work of every step below `step`.
+
+    `name` tells it from others (a hash of its path). `size_bytes`: None: it is no single file. Whether the run can be
+    resumed from it is for `checkpoints` to say.
+    """
 
     attempt: int
     rank: int
     at_ns: int
     step: int
     name: str = ""
+    size_bytes: int | None = None
 
 
 class Loaded(NamedTuple):
@@ -240,7 +245,7 @@ _CHECKS: dict[type, tuple[Callable[[Any], bool], ...]] = {
     Begun: (*_KEY, _is_count, _is_text, _is_count, _is_flag),
     Step: (*_KEY, _is_count, _is_count, _is_count, _are_pieces, _is_flag, _is_count, _is_flag),
     Activity: (*_KEY, _is_state, _is_count, _is_count_or_none, _is_depth),
-    Saved: (*_KEY, _is_count, _is_count, _is_text),
+    Saved: (*_KEY, _is_count, _is_count, _is_text, _is_count_or_none),
     Loaded: (*_KEY, _is_count, _is_count_or_none, _is_text),
     Alive: (*_KEY, _is_count),
     Ended: (*_KEY, _is_count, _is_flag),

@@ -8,6 +8,7 @@ derived when asked and forgotten when a fact lands behind it.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from trainspan.relay.goodput.checkpoints import Checkpoints, checkpoints_of
 from trainspan.relay.goodput.clock import Clock, Period, Resume, periods_of
 from trainspan.relay.goodput.facts import Fact
 from trainspan.relay.goodput.job import Job
@@ -143,13 +144,13 @@ class RunHistory:
         """Where each attempt took the run up, in order of attempts."""
         if self._resumes[0] != self._shape:
             resumes: list[Resume] = []
-            saved: list[tuple[int, int, str]] = []
+            checkpoints = Checkpoints()
             for attempt in self.attempts:
                 lives = self.lives_in(attempt)
-                resume = _resume_of(lives, saved, is_first=not resumes)
+                resume = _resume_of(lives, checkpoints, is_first=not resumes)
                 lowest = min((life.steps.lowest for life in lives if len(life.steps)), default=None)
                 resumes.append(resume._replace(lowest=None if lowest is None else lowest + resume.base))
-                saved += _saves_of(lives, resumes[-1].base)
+                checkpoints.take(lives, resumes[-1])
             self._resumes = self._shape, resumes
         return self._resumes[1]
 
@@ -191,12 +192,7 @@ class RunHistory:
 
     def saves(self) -> list[tuple[int, int, int]]:
         """(attempt, first step that is not in it, when the last rank had written it) of every checkpoint, in order."""
-        written: dict[tuple[int, int], int] = {}
-        for (attempt, _), life in self._life.items():
-            for save in life.saves.values():
-                key = attempt, save.step
-                written[key] = max(written.get(key, save.at_ns), save.at_ns)
-        return sorted((attempt, step, at_ns) for (attempt, step), at_ns in written.items())
+        return checkpoints_of(self._life.values())
 
     def thin(self, now_ns: int) -> None:
         """Bound the memory: keep less detail of what lies back, as `life.DETAIL_NS` and `life.PIECES` have it.
@@ -214,7 +210,7 @@ class RunHistory:
         self._shape += 1
 
 
-def _resume_of(lives: list[Life], saved: list[tuple[int, int, str]], *, is_first: bool) -> Resume:
+def _resume_of(lives: list[Life], checkpoints: Checkpoints, *, is_first: bool) -> Resume:
     """Where these lives, of one attempt, took the run up.
 
     Known, best first, from: the number of their first step, when steps carry numbers of the run; the step of the last
@@ -223,11 +219,11 @@ def _resume_of(lives: list[Life], saved: list[tuple[int, int, str]], *, is_first
 
     Args:
         lives: of all ranks of the attempt.
-        saved: (time, step as a number of the run, name) of every save in the attempts before.
+        checkpoints: of the attempts before.
         is_first: no attempt came before.
     """
     stepped = [life.steps for life in lives if len(life.steps)]
-    loaded = _loaded_step(lives, {name: step for _, step, name in sorted(saved)})
+    loaded = _loaded_step(lives, checkpoints)
     if any(life.counts_in_run for life in lives):
         if stepped:
             return Resume(0, min(steps.numbers[0] for steps in stepped), "step number")
@@ -236,21 +232,13 @@ def _resume_of(lives: list[Life], saved: list[tuple[int, int, str]], *, is_first
         return Resume(loaded, loaded, "load")
     if is_first or not stepped:
         return Resume(0, None, "")
-    step = max(saved)[1] if saved else 0
-    return Resume(step, step, "last save" if saved else "nothing saved")
+    step = checkpoints.newest_step
+    return Resume(0, 0, "nothing saved") if step is None else Resume(step, step, "last save")
 
 
-def _loaded_step(lives: list[Life], step_of_name: dict[str, int]) -> int | None:
+def _loaded_step(lives: list[Life], checkpoints: Checkpoints) -> int | None:
     """The step of the last checkpoint that was loaded before the first step and whose step is known."""
     first_ns = min((life.steps.starts[0] for life in lives if len(life.steps)), default=None)
     loads = [load for life in lives for load in life.loads.values() if first_ns is None or load.at_ns <= first_ns]
-    known = [
-        (load.at_ns, step_of_name.get(load.name) if load.step is None else load.step)
-        for load in loads
-        if load.step is not None or load.name in step_of_name
-    ]
-    return max(known, key=lambda load: (load[0], load[1] or 0))[1] if known else None
-
-
-def _saves_of(lives: list[Life], base: int) -> list[tuple[int, int, str]]:
-    return [(save.at_ns, save.step + base, save.name) for life in lives for save in life.saves.values()]
+    told = ((load.at_ns, checkpoints.step_of(load.name) if load.step is None else load.step) for load in loads)
+    return max(((at_ns, step) for at_ns, step in told if step is not None), default=(0, None))[1]

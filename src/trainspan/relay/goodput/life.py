@@ -81,7 +81,7 @@ class Life:
         self.orderly = True
         self.track = Track(palette.keys)
         self.steps = Steps()
-        self.saves: dict[tuple[int, int, str], Saved] = {}
+        self.saves: dict[tuple[int, int, str, int | None], Saved] = {}
         self.loads: dict[tuple[int, int | None, str], Loaded] = {}
         self.opens: set[tuple[int, int]] = set()
         self.changed_from_ns = -NEVER
