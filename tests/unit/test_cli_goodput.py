@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,7 @@ def test_what_is_not_there_is_one_line_and_exit_code_2(
         (["--picture", "goodput.png"], "goodput.png", ".svg"),
         (["--since", "2026-11-21 25:00"], "'2026-11-21 25:00'", "ISO 8601"),
         (["--exclude", "5/yesterday"], "'yesterday'", "ISO 8601"),
+        (["--since", "20261131"], "'20261131'", "ISO 8601"),
     ],
 )
 def test_what_is_not_understood_is_named_with_what_would_be(
@@ -395,6 +397,34 @@ def test_times_in_every_form_are_the_same() -> None:
         3600 * S,
         604_800 * S,
     ]
+
+
+def test_eight_digits_are_a_date() -> None:
+    """As seconds they would lie before 1974, and the whole run would be the answer, without a word."""
+    dates = [time_ns(text) for text in ("20261122", "2026-11-22")]
+
+    assert dates[0] == dates[1] == int(datetime(2026, 11, 22).astimezone().timestamp()) * S
+    assert stretch_ns("20261122/20261123") == (dates[0], time_ns("2026-11-23"))
+    assert time_ns("20261122.0") == 20_261_122 * S
+
+
+def test_window_that_was_asked_is_shown(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """How a time was read shows nowhere else: the extent below it is that of the run."""
+    leave_ledger(state, *one_restart())
+
+    whole = shown_lines(capsys=capsys)
+    since = shown_lines("--since", "1010", capsys=capsys)
+    cut = shown_lines("--since", "0", "--until", "1040", "--exclude", "1020/1030", "--exclude", "5/6", capsys=capsys)
+    until = shown_lines("--until", "1040", capsys=capsys)
+
+    assert not any(line.startswith("asked") for line in whole)
+    assert since[1:3] == ["asked: from 1970-01-01 00:16:50Z", "1970-01-01 00:16:50Z to 1970-01-01 00:18:20Z"]
+    assert cut[1:4] == [
+        "asked: from 1970-01-01 00:00:00Z until 1970-01-01 00:17:20Z",
+        "  without 1970-01-01 00:17:00Z to 1970-01-01 00:17:10Z",
+        "  without 1970-01-01 00:00:05Z to 1970-01-01 00:00:06Z",
+    ]
+    assert until[1] == "asked: until 1970-01-01 00:17:20Z"
 
 
 def test_help_explains_every_state(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,8 +31,8 @@ examples:
   trainspan goodput --picture goodput.svg --tensorboard runs/goodput
   trainspan goodput --flops-per-step 3.2e15 --peak-flops 7.9e15   adds the MFU
 
-T is ISO 8601 (without a zone: local time) or Unix seconds. The time of a run that
-goes on ends with its last sign of life.
+T is ISO 8601 (without a zone: local time) or Unix seconds; eight digits are a date.
+The time of a run that goes on ends with its last sign of life.
 
 Every second of the window is in exactly one state; the states add up to the total:
   productive       inside a finished step that was kept, and in no other state
@@ -58,6 +58,8 @@ ML_GOODPUT: Final = "ml-goodput"
 
 _NS: Final = 1_000_000_000
 _LAST_UNIX_S: Final = 1 << 32
+_DATE: Final = re.compile(r"(\d{4})(\d{2})(\d{2})(?=T|$)", re.ASCII)
+"""The basic form of ISO 8601. As Unix seconds eight digits would be a time before 1974."""
 _UNITS_S: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -146,7 +148,7 @@ def _source(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Source
 def time_ns(text: str) -> int:
     """`text`, ISO 8601 or Unix seconds, as Unix ns; for argparse."""
     try:
-        seconds = float(text)
+        seconds = _iso_seconds(text) if _DATE.fullmatch(text) else float(text)
     except ValueError:
         seconds = _iso_seconds(text)
     if not 0 <= seconds < _LAST_UNIX_S:  # what is no number is not either
@@ -158,9 +160,10 @@ def time_ns(text: str) -> int:
 
 def _iso_seconds(text: str) -> float:
     """Unix seconds of an ISO 8601 time, NaN if it is none."""
+    # Python 3.10 knows no Z, and no date without hyphens.
+    text = re.sub(r"[zZ]$", "+00:00", _DATE.sub(r"\1-\2-\3", text))
     try:
-        # Python 3.10 knows no Z.
-        return datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text)).timestamp()
+        return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         return math.nan
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from trainspan.relay.goodput.history import Disruption
 from trainspan.relay.goodput.projection import Projection
-from trainspan.relay.goodput.queries import GoodputReport
+from trainspan.relay.goodput.queries import GoodputReport, Window
 from trainspan.report.goodput import Answer
 from trainspan.report.quantities import MISSING, duration, ratio
 
@@ -66,6 +66,7 @@ def _header(said: Answer) -> Iterable[Text]:
     asked = said.asked
     goodput = ratio(asked.goodput) if asked.goodput is not None else "unknown: there is no time in the window"
     yield Text.assemble((printable(said.source), "bold"), ": goodput ", (goodput, "bold"))
+    yield from map(Text, _window(asked.window))
     if asked.began_unix_s is not None and asked.ended_unix_s is not None:
         left_out = f", {duration(asked.excluded_s)} excluded" if asked.excluded_s else ""
         yield Text(f"{moment(asked.began_unix_s)} to {moment(asked.ended_unix_s)}{left_out}")
@@ -89,6 +90,16 @@ def _header(said: Answer) -> Iterable[Text]:
     if said.unread:
         where = ", ".join(printable(name) for name in said.unread_in[:3])
         yield Text(f"{count(said.unread, 'line')} could not be read ({where}) and counted for nothing", style="yellow")
+
+
+def _window(window: Window) -> Iterable[str]:
+    """What was asked for, where it was not everything: how the times on the command line were read."""
+    edges = (("from", window.since_ns), ("until", window.until_ns))
+    said = [f"{word} {moment(time_ns / _NS)}" for word, time_ns in edges if time_ns is not None]
+    if said or window.exclude:
+        yield f"asked: {' '.join(said) or 'everything'}"
+    for start_ns, end_ns in window.exclude:
+        yield f"  without {moment(start_ns / _NS)} to {moment(end_ns / _NS)}"
 
 
 def _section(title: str, lines: Iterable[Text]) -> list[Text]:
