@@ -275,6 +275,16 @@ class TestRestarts:
         assert (answer.steps, answer.steps_lost, answer.last_step) == (4, 7, 3)
         assert seconds(history)["lost_work"] == 40.0 + 30.0
 
+    def test_time_is_lost_once_where_steps_that_were_done_again_overlap(self) -> None:
+        """Two threads, or a clock set back: the second half of step 0 would be taken from productive twice."""
+        overlapping = [*steps(0, [0, 20]), *steps(0, [10, 20]), *steps(0, [20, 30])]
+
+        history = history_of([begun(0), *overlapping])
+
+        assert seconds(history) == {"lost_work": 20.0, "productive": 10.0}
+        assert seconds(history, window_s(0, 15)) == {"lost_work": 15.0}
+        assert report(history).steps_lost == 2
+
     def test_steps_that_the_loop_did_again_stay_lost_after_a_restart(self) -> None:
         """Step 0 three times, then a restart from step 1: two of the three were in vain, wherever the run went on."""
         again = [step for at in (0, 10, 20) for step in steps(0, [at, at + 10])]

@@ -168,8 +168,13 @@ class Steps:
         return ranges[::-1]
 
     def lost(self, cut: int | None) -> list[Lost]:
-        """The stretches lost when the run went on from step `cut`; None: it has not gone on."""
-        return [self._lost(*place) for place in self.places(cut)]
+        """The stretches lost when the run went on from step `cut`; None: it has not gone on. They never overlap."""
+        lost: list[Lost] = []
+        for place in self.places(cut):
+            start_ns, end_ns, steps = self._lost(*place)
+            start_ns = max(start_ns, lost[-1].end_ns) if lost else start_ns
+            lost.append(Lost(start_ns, max(start_ns, end_ns), steps))
+        return lost
 
     def _lost(self, first: int, end: int, cut: int) -> Lost:
         start_ns, count = self.starts[first], self.count(first, end)
