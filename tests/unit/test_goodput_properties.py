@@ -10,7 +10,18 @@ from tests.unit.goodput_facts import HISTORIES, HOSTILE, LONGEST_S, S, as_runs, 
 from trainspan.relay.goodput.facts import Fact
 from trainspan.relay.goodput.history import JOB, RunHistory
 from trainspan.relay.goodput.life import DETAIL_NS, Life
-from trainspan.relay.goodput.queries import Scope, Window, account_ns, report, reports
+from trainspan.relay.goodput.projection import measure
+from trainspan.relay.goodput.queries import (
+    WHOLE,
+    Axis,
+    Scope,
+    Window,
+    account_ns,
+    disruptions_in,
+    pace,
+    report,
+    reports,
+)
 from trainspan.relay.goodput.states import PRODUCTIVE, STRAGGLER_WAIT, UNCOVERED
 
 TIME = st.integers(-50, 3 * LONGEST_S).map(lambda time: time * S + time % 7)
@@ -39,7 +50,12 @@ def answers_of(history: RunHistory, window: Window) -> list[object]:
     everything = Window(now_ns=window.now_ns)
     accounts = [account_ns(history, asked, scope) for scope in scopes_of(history) for asked in (window, everything)]
     whole = [report(history, asked).to_json() for asked in (window, everything)]
-    return [accounts, whole, history.disruptions(window.now_ns), history.saves(), history.resumes()]
+    axes: tuple[Axis, ...] = ("attempt", "rank", "node")
+    parts = [reports(history, axis, asked) for axis in axes for asked in (window, everything, WHOLE)]
+    measured = [measure(history, asked) for asked in (window, everything)]
+    disruptions = [history.disruptions(window.now_ns), disruptions_in(history, window)]
+    rest = [history.saves(), history.resumes(), history.last_sign_ns]
+    return [accounts, whole, parts, measured, pace(history), disruptions, *rest]
 
 
 def merged(parts: list[dict[str, int]]) -> dict[str, int]:

@@ -15,7 +15,18 @@ from trainspan.relay.goodput.history import Disruption, RunHistory
 from trainspan.relay.goodput.launches import Launches
 from trainspan.relay.goodput.ml_goodput import Log, facts_of, in_their_words, parse
 from trainspan.relay.goodput.projection import Projection, measure, project
-from trainspan.relay.goodput.queries import Axis, GoodputReport, Pace, Window, ettr, mfu, pace, report, reports
+from trainspan.relay.goodput.queries import (
+    Axis,
+    GoodputReport,
+    Pace,
+    Window,
+    disruptions_in,
+    ettr,
+    mfu,
+    pace,
+    report,
+    reports,
+)
 
 SCHEMA: Final = "trainspan.goodput"
 VERSION: Final = 1
@@ -150,7 +161,7 @@ def answer(source: Source, question: Question) -> Answer:
         },
         by=question.by,
         parts=reports(history, question.by, window) if question.by else {},
-        recoveries=tuple(d for d in history.disruptions() if window.overlap_ns(d.begun_ns, d.begun_ns + 1)),
+        recoveries=tuple(disruptions_in(history, window)),
         pace=newest,
         ettr=ettr(asked),
         mfu=None

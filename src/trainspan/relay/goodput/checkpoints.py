@@ -89,24 +89,21 @@ class Checkpoints:
             self._least[one.rank] = min(self._least.get(one.rank, one.size_bytes), one.size_bytes)
 
 
-def checkpoints_of(lives: Iterable[Life]) -> list[tuple[int, int, int]]:
-    """(attempt, first step that is not in it, when the last rank had written it) of every checkpoint, in order.
+def checkpoints_of(lives: Sequence[Life]) -> list[tuple[int, int, int]]:
+    """(attempt, first step that is not in it, when the last rank had written it) of an attempt's checkpoints, in order.
 
-    Those that were saved before a step of their attempt hold nothing new and are left out.
+    Those that were saved before a step hold nothing new and are left out.
 
     Args:
-        lives: of all ranks in all attempts.
+        lives: of all its ranks.
     """
-    lives = list(lives)
     largest: dict[int, int] = {}
     _measure(_saves_of(lives), largest)
-    written: dict[tuple[int, int], int] = {}
-    for life in lives:
-        for save in life.saves.values():
-            if save.step and not _is_part(life.rank, save.size_bytes, largest):
-                key = life.attempt, save.step
-                written[key] = max(written.get(key, save.at_ns), save.at_ns)
-    return sorted((attempt, step, at_ns) for (attempt, step), at_ns in written.items())
+    written: dict[int, int] = {}
+    for rank, save in _saves_of(lives):
+        if save.step and not _is_part(rank, save.size_bytes, largest):
+            written[save.step] = max(written.get(save.step, save.at_ns), save.at_ns)
+    return [(lives[0].attempt, step, at_ns) for step, at_ns in sorted(written.items())]
 
 
 def _saves_of(lives: Iterable[Life]) -> Iterable[tuple[int, Saved]]:

@@ -6,7 +6,7 @@ with the uncovered head of the next life it makes the recovery, from the last si
 Lives that overlap (a zombie, a clock that stepped) are cut at the beginning of the later attempt.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -88,16 +88,18 @@ def _ending_of(life: Life, *, is_newest: bool) -> Ending:
 class Clock:
     """The periods of one rank or of the job; what is behind the newest is summed once."""
 
-    __slots__ = ("_overlaps", "_prefix", "periods")
+    __slots__ = ("_gaps_ns", "_overlaps", "_parts", "_prefix", "periods")
 
     def __init__(self, periods: list[Period]) -> None:
         self.periods = periods
+        self._gaps_ns = [period.gap_ns for period in periods]
         self._overlaps = [
             (max(frame.stop_ns, life.begun_ns), life.alive_ns)
             for _, life, frame, _ in periods
             if max(frame.stop_ns, life.begun_ns) < life.alive_ns
         ]
         self._prefix: list[tuple[Sums, Count]] = [({}, Count(0, 0))]
+        self._parts: dict[tuple[str | None, int | None], Clock] = {}
 
     def advance(self, now_ns: int | None) -> None:
         """Let the newest life run until its last sign of life, or until `now_ns` if it has not ended."""
@@ -107,6 +109,26 @@ class Clock:
             stop_ns = max(stop_ns, now_ns)
         if last.frame.stop_ns != stop_ns:
             self.periods[-1] = last._replace(frame=last.frame._replace(stop_ns=stop_ns))
+
+    def part(self, node: str | None, attempt: int | None) -> "Clock | None":
+        """The clock of the periods on a node, or in an attempt; None where there are none. Valid as long as this is.
+
+        Cost: O(1) an attempt; the periods once for a node.
+        """
+        part = self._parts.get((node, attempt))
+        if part is None:
+            periods = self.periods if attempt is None else self._in_attempt(attempt)
+            part = Clock([period for period in periods if node in (None, period.life.node)])
+            self._parts[node, attempt] = part
+        if not part.periods:
+            return None
+        if part.periods[-1].life is self.periods[-1].life:
+            part.periods[-1] = self.periods[-1]  # which may have advanced
+        return part
+
+    def _in_attempt(self, attempt: int) -> list[Period]:
+        place = bisect_left(self.periods, attempt, key=_attempt_of)
+        return [period for period in self.periods[place : place + 1] if period.life.attempt == attempt]
 
     def sums(self, start_ns: int, end_ns: int) -> Sums:
         """ns under each code in [start_ns, end_ns), as far as the clock ran."""
@@ -149,7 +171,7 @@ class Clock:
 
     def _place_at(self, time_ns: int) -> int:
         """The last period that has begun at `time_ns`; -1 before the first."""
-        return bisect_right(self.periods, time_ns, key=_gap_of) - 1
+        return bisect_right(self._gaps_ns, time_ns) - 1
 
     def _before(self, place: int) -> tuple[Sums, Count]:
         """Sums and steps of the periods before `place`."""
@@ -162,8 +184,8 @@ class Clock:
         return prefix[place]
 
 
-def _gap_of(period: Period) -> int:
-    return period.gap_ns
+def _attempt_of(period: Period) -> int:
+    return period.life.attempt
 
 
 def _total(first: Count, second: Count) -> Count:

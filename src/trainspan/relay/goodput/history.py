@@ -5,18 +5,20 @@ so, part by part: claims on a track and the ends of lives are maxima, steps are 
 derived when asked and forgotten when a fact lands behind it.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from trainspan.relay.goodput.checkpoints import Checkpoints, checkpoints_of
 from trainspan.relay.goodput.clock import Clock, Period, Resume, periods_of
 from trainspan.relay.goodput.facts import Fact
 from trainspan.relay.goodput.job import Job
-from trainspan.relay.goodput.life import Life
+from trainspan.relay.goodput.life import NEVER, Life
 from trainspan.relay.goodput.states import Palette
 
 JOB = -1
 """The job among the ranks."""
+
+Answer = TypeVar("Answer")
 
 
 class Disruption(NamedTuple):
@@ -41,7 +43,12 @@ class Disruption(NamedTuple):
 
 
 class RunHistory:
-    """All facts of one run. `add` is O(1) for the newest fact of a rank; see `queries` for what can be asked."""
+    """All facts of one run. `add` is O(1) for the newest fact of a rank; see `queries` for what can be asked.
+
+    Attributes:
+        palette: of all tracks.
+        newest: number of the newest attempt; -1 before there is one.
+    """
 
     def __init__(self) -> None:
         self.palette = Palette()
@@ -49,11 +56,12 @@ class RunHistory:
         self._lives: dict[int, dict[int, Life]] = {}
         self._jobs: dict[int, Job] = {}
         self._ranks: set[int] = set()
-        self._newest = -1
+        self.newest = -1
         self._shape = 0  # grows with every fact that may change anything but the newest lives
         self._resumes: tuple[int, list[Resume]] = (-1, [])
         self._clocks: dict[int, tuple[int, Clock]] = {}
         self._disruptions: tuple[tuple[int, bool], list[Disruption]] = ((-1, False), [])
+        self._over: tuple[int, dict[str, Any]] = (-1, {})
 
     def add(self, fact: Fact) -> None:
         """Take one fact in.
@@ -64,7 +72,7 @@ class RunHistory:
         life = self._life.get(fact[:2]) or self._begin(fact.attempt, fact.rank)
         shape = life.shape
         life.take(fact)
-        if fact.attempt != self._newest or life.shape != shape:
+        if fact.attempt != self.newest or life.shape != shape:
             self._shape += 1
 
     def add_all(self, facts: Iterable[Fact]) -> None:
@@ -74,10 +82,10 @@ class RunHistory:
 
     def _begin(self, attempt: int, rank: int) -> Life:
         """The life of a rank that has not been heard of in this attempt."""
-        if attempt > self._newest:
-            for older in self.lives_in(self._newest):
+        if attempt > self.newest:
+            for older in self.lives_in(self.newest):
                 older.leave()
-            self._newest = attempt
+            self.newest = attempt
         life = self._life[attempt, rank] = Life(attempt, rank, self.palette)
         self._lives.setdefault(attempt, {})[rank] = life
         self._ranks.add(rank)
@@ -97,12 +105,18 @@ class RunHistory:
     @property
     def nodes(self) -> list[str]:
         """All nodes that ranks ran on."""
-        return sorted({life.node for lives in self._lives.values() for life in lives.values()})
+        return self.once("nodes", lambda: sorted({life.node for life in self._life.values()}))
 
     @property
     def last_sign_ns(self) -> int | None:
         """The last sign of life in the run, or None when nothing is known."""
-        return max((life.alive_ns for lives in self._lives.values() for life in lives.values()), default=None)
+        if not self._lives:
+            return None
+        over_ns = self.once("last sign", lambda: max(map(self._last_sign_in, self.attempts[:-1]), default=-NEVER))
+        return max(over_ns, self._last_sign_in(self.newest))
+
+    def _last_sign_in(self, attempt: int) -> int:
+        return max(life.alive_ns for life in self._lives[attempt].values())
 
     def lives_in(self, attempt: int) -> list[Life]:
         """The lives of an attempt's ranks, by rank."""
@@ -120,7 +134,7 @@ class RunHistory:
         shape, clock = self._clocks.get(rank, (-1, None))
         if clock is not None and shape == self._shape:
             if rank == JOB:
-                self._job_life(self._newest)
+                self._job_life(self.newest)
         else:
             if rank == JOB:
                 lives = [self._job_life(attempt) for attempt in self.attempts]
@@ -137,7 +151,7 @@ class RunHistory:
             return ranks[0]
         if attempt not in self._jobs:
             self._jobs[attempt] = Job(attempt, self.palette)
-        self._jobs[attempt].refresh(ranks, is_newest=attempt == self._newest)
+        self._jobs[attempt].refresh(ranks, is_newest=attempt == self.newest)
         return self._jobs[attempt].life
 
     def resumes(self) -> list[Resume]:
@@ -192,7 +206,27 @@ class RunHistory:
 
     def saves(self) -> list[tuple[int, int, int]]:
         """(attempt, first step that is not in it, when the last rank had written it) of every checkpoint, in order."""
-        return checkpoints_of(self._life.values())
+        over = self.once("saves", lambda: self._saves_in(self.attempts[:-1]))
+        return [*over, *self._saves_in([self.newest])]
+
+    def _saves_in(self, attempts: Iterable[int]) -> list[tuple[int, int, int]]:
+        return [save for attempt in attempts for save in checkpoints_of(self.lives_in(attempt))]
+
+    def once(self, what: str, ask: Callable[[], Answer]) -> Answer:
+        """`ask()`, about attempts that are over: asked once, until a fact lands in one of them or another begins.
+
+        Args:
+            what: is asked; one name for one question.
+            ask: the question; of the newest attempt it may depend on how it began and where it took the run up, and on
+                nothing that it does.
+        """
+        if self._over[0] != self._shape:
+            self._over = self._shape, {}
+        known = self._over[1]
+        if what not in known:
+            known[what] = ask()
+        answer: Answer = known[what]
+        return answer
 
     def thin(self, now_ns: int) -> None:
         """Bound the memory: keep less detail of what lies back, as `life.DETAIL_NS` and `life.PIECES` have it.

@@ -19,9 +19,9 @@ Do not multiply them and call the product goodput.
 """
 
 import statistics
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from trainspan.relay.goodput.clock import Clock
@@ -48,6 +48,11 @@ class Window(NamedTuple):
     until_ns: int | None = None
     exclude: tuple[Stretch, ...] = ()
     now_ns: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all time is asked for."""
+        return self[:3] == (None, None, ())
 
     def stretches(self) -> list[Stretch]:
         """What is asked for, in order, without overlap."""
@@ -157,9 +162,7 @@ def report(history: RunHistory, window: Window = WHOLE, scope: Scope = THE_JOB) 
     states = _by_state(history, _sums(clocks, stretches))
     total_ns, productive_ns = sum(states.values()), states.pop("productive", 0)
     everything_ns = sum(_sums(clocks, window._replace(exclude=()).stretches()).values()) if window.exclude else total_ns
-    begun = _begun_in(history.disruptions(window.now_ns), stretches)
-    if scope.attempt is not None:
-        begun = [disruption for disruption in begun if disruption.attempt == scope.attempt]
+    begun = disruptions_in(history, window, scope.attempt)
     stops = [stop for stop in begun if stop.planned]
     counts = [clocks[0].steps(*stretch) for stretch in stretches] if clocks else []
     began_ns, ended_ns = _extent(clocks, stretches)
@@ -184,26 +187,52 @@ def report(history: RunHistory, window: Window = WHOLE, scope: Scope = THE_JOB) 
 
 
 def reports(history: RunHistory, by: Axis, window: Window = WHOLE) -> dict[int | str, GoodputReport]:
-    """One report for each attempt (the job's), rank or node. An attempt begins with the recovery that leads to it."""
+    """One report for each attempt (the job's), rank or node. An attempt begins with the recovery that leads to it.
+
+    Cost: a report for each; of the whole time, those of attempts that are over are kept.
+    """
     if by == "attempt":
-        return {attempt: report(history, window, Scope(attempt=attempt)) for attempt in history.attempts}
+        return _by_attempt(history, window)
     if by == "rank":
         return {rank: report(history, window, Scope(rank=rank)) for rank in history.ranks}
     return {node: report(history, window, Scope(node=node)) for node in history.nodes}
 
 
+def _by_attempt(history: RunHistory, window: Window) -> dict[int | str, GoodputReport]:
+    def told(attempts: Iterable[int], window: Window) -> dict[int | str, GoodputReport]:
+        return {attempt: report(history, window, Scope(attempt=attempt)) for attempt in attempts}
+
+    attempts = history.attempts
+    if not window.is_whole:
+        return told(attempts, window)
+    over = history.once("reports", lambda: told(attempts[:-1], WHOLE))
+    if window != WHOLE:
+        over = {attempt: replace(found, window=window) for attempt, found in over.items()}
+    return {**over, **told(attempts[-1:], window)}
+
+
+def disruptions_in(history: RunHistory, window: Window = WHOLE, attempt: int | None = None) -> list[Disruption]:
+    """Those whose attempt, or that attempt, began in the window. Cost: two bisections."""
+    disruptions = history.disruptions(window.now_ns)
+    if attempt is not None:
+        place = bisect_left(disruptions, attempt, key=_attempt_of)
+        disruptions = [one for one in disruptions[place : place + 1] if one.attempt == attempt]
+    return _begun_in(disruptions, window.stretches())
+
+
 def pace(history: RunHistory, window: Window = WHOLE, scope: Scope = THE_JOB) -> Pace | None:
     """How fast the newest steps in the window were; None when there are none.
 
-    Cost: about 0.3 ms, sorting.
+    Cost: about 0.2 ms, sorting.
     """
     clocks = _clocks(history, scope, window)
     recent = _durations_ns(clocks[0], window.stretches()) if clocks else []
     if not recent:
         return None
-    middle_ns = statistics.median(recent)
-    spread_ns = statistics.median(abs(duration_ns - middle_ns) for duration_ns in recent)
-    usual = [duration_ns for duration_ns in recent if duration_ns <= middle_ns + SPREADS * spread_ns]
+    ordered = sorted(recent)
+    middle_ns = statistics.median(ordered)
+    spread_ns = statistics.median([abs(duration_ns - middle_ns) for duration_ns in ordered])
+    usual = ordered[: bisect_right(ordered, middle_ns + SPREADS * spread_ns)]
     ideal_ns = sum(usual) / len(usual)
     deviation_ns = statistics.median(recent[:NEWEST_STEPS]) - ideal_ns
     return Pace(ideal_ns / NS, sum(recent) / len(recent) / NS, deviation_ns / NS)
@@ -237,15 +266,8 @@ def _clocks(history: RunHistory, scope: Scope, window: Window) -> list[Clock]:
     clocks = [history.clock(rank, window.now_ns) for rank in ranks] if history.attempts else []
     if scope.node is None and scope.attempt is None:
         return clocks
-    return [
-        Clock(periods)
-        for clock in clocks
-        if (periods := [period for period in clock.periods if _is_in(scope, period.life.node, period.life.attempt)])
-    ]
-
-
-def _is_in(scope: Scope, node: str, attempt: int) -> bool:
-    return scope.node in (None, node) and scope.attempt in (None, attempt)
+    parts = [clock.part(scope.node, scope.attempt) for clock in clocks]
+    return [part for part in parts if part is not None]
 
 
 def _sums(clocks: Iterable[Clock], stretches: Sequence[Stretch]) -> Sums:
@@ -276,6 +298,10 @@ def _begun_in(disruptions: list[Disruption], stretches: Sequence[Stretch]) -> li
 
 def _begun_of(disruption: Disruption) -> int:
     return disruption.begun_ns
+
+
+def _attempt_of(disruption: Disruption) -> int:
+    return disruption.attempt
 
 
 def _extent(clocks: Sequence[Clock], stretches: Sequence[Stretch]) -> tuple[int | None, int | None]:
