@@ -40,7 +40,7 @@ class Idle:
         """It has been reached."""
         return True
 
-    def elapsed_time(self, end_event: Any) -> float:  # noqa: ARG002
+    def elapsed_time(self, end_event: Any) -> float:  # noqa: ARG002 - torch's events are asked so
         """No time."""
         return 0.0
 

@@ -159,7 +159,7 @@ class PeerLog:
     def read_cloud_logging_entries(
         self,
         start_time: Any = None,  # noqa: ARG002 - the library passes it
-        end_time: Any = None,  # noqa: ARG002
+        end_time: Any = None,  # noqa: ARG002 - the same
         last_entry_info: tuple[datetime, str] | None = None,
     ) -> tuple[list[dict[str, Any]], tuple[datetime, str]]:
         """The entries after the last one it was given, and which the last one is now."""

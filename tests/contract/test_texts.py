@@ -17,6 +17,9 @@ CODE = re.compile(r"```(?:sh|bash|console)?\n(.*?)```|`([^`\n]+)`", re.DOTALL)
 OUR_FILES = re.compile(r"(?<![\w/.-])((?:scripts|examples|benchmarks|docs|collector-config|\.ci)/[\w./-]*\w)")
 OUR_COMMANDS = re.compile(r"(?:^|[|&;$] *|`)trainspan +([a-z]+)", re.MULTILINE)
 
+# In a Python file, at the end of a line: nothing follows the exception.
+EXCEPTION = re.compile(r"# (noqa(: [A-Z0-9, ]+)?|type: ignore(\[[\w,-]+\])?)\s*$")
+
 # Directories of a developer's machine, and files beside the repository: nobody else has them.
 MACHINE = re.compile(r"(?<![\w.-])/(?:work|farm|root|home|Users)/\w|\.\./shared")
 
@@ -38,6 +41,11 @@ def shipped_files() -> list[Path]:
     )
     paths = [REPOSITORY / name for name in listed.stdout.split("\0") if name]
     return [path for path in paths if path.is_file()]
+
+
+def unexplained(text: str) -> list[str]:
+    """The lines of a Python file that silence a check, and end there."""
+    return [line.strip() for line in text.splitlines() if EXCEPTION.search(line)]
 
 
 def machine_paths(text: str) -> list[str]:
@@ -85,6 +93,27 @@ def test_promises_are_found_in_code_alone() -> None:
 
     assert files == {"scripts/demo", "docs/names.md"}
     assert commands == {"report"}
+
+
+def test_lint_exceptions_carry_their_reason() -> None:
+    """Whoever reads one has to know whether it may go."""
+    found = {}
+
+    for path in shipped_files():
+        text = path.read_bytes().decode("utf-8", errors="replace")
+        lines = unexplained(text) if path.suffix == ".py" or text.startswith("#!/usr/bin/env python3") else []
+        if lines:
+            found[path.relative_to(REPOSITORY).as_posix()] = lines
+
+    assert found == {}
+
+
+@pytest.mark.parametrize("exception", ["noqa: E402", "type: ignore[arg-type]"])
+def test_exception_without_a_reason_is_found(exception: str) -> None:
+    """A pattern that matches nothing would pass for ever."""
+    lines = unexplained(f"import torch  # {exception}\nimport torch  # {exception}  # behind what it hooks\n")
+
+    assert lines == [f"import torch  # {exception}"]
 
 
 def test_no_shipped_file_names_a_machine() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from trainspan.cli.checks import endpoints, installation, job, storage
 from trainspan.cli.main import main
-from trainspan.relay.otlp.destinations import Destination
+from trainspan.relay.otlp.destinations import Destination, Signal
 from trainspan.relay.otlp.reach import ask
 from trainspan.settings import load
 from trainspan.testing.otlp_sink import Fault, OtlpSink, Protocol
@@ -62,15 +62,15 @@ def free_port() -> int:
     return port
 
 
-def to(protocol: Protocol, url: str, signal: str = "traces", **more: Any) -> Destination:
+def to(protocol: Protocol, url: str, signal: Signal = "traces", **more: Any) -> Destination:
     """Where a signal goes."""
     path = f"/v1/{signal}" if protocol == "http/protobuf" else ""
-    return Destination(signal, "otlp", protocol, url + path, insecure=url.startswith("http://"), **more)  # type: ignore[arg-type]
+    return Destination(signal, "otlp", protocol, url + path, insecure=url.startswith("http://"), **more)
 
 
 @pytest.mark.parametrize("signal", ["traces", "metrics", "logs"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_empty_export_is_accepted_and_leaves_nothing(protocol: Protocol, signal: str) -> None:
+def test_empty_export_is_accepted_and_leaves_nothing(protocol: Protocol, signal: Signal) -> None:
     """Only a real request proves that the port takes this signal; a backend must not see a span of it."""
     with OtlpSink(protocol) as sink:
         answer = ask(to(protocol, sink.endpoint, signal, headers={"Authorization": "Bearer x"}), PATIENT_S)

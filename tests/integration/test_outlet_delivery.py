@@ -259,7 +259,7 @@ def test_what_cannot_be_encoded_is_counted(
     bad_name = span(0)
     bad_name._name = "\ud800"
     bad_value = span(1)
-    bad_value._attributes = {"x": object(), "y": 1}  # type: ignore[dict-item]
+    bad_value._attributes = {"x": object(), "y": 1}  # type: ignore[dict-item]  # wrong on purpose
     outlet = open_outlet({})
     outlet.put_spans([bad_name])
     outlet.put_spans([bad_value])

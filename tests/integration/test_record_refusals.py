@@ -227,7 +227,7 @@ def test_helpers_of_a_rank_load_nothing_and_say_nothing(tmp_path: Path) -> None:
 
 def test_compile_worker_does_not_load_the_recorder(tmp_path: Path) -> None:
     """torch.compile starts one for each core, with a rank's variables, and each imports torch."""
-    [torch] = find_spec("torch").submodule_search_locations  # type: ignore[union-attr,misc]
+    [torch] = find_spec("torch").submodule_search_locations  # type: ignore[union-attr,misc]  # it is there
 
     _, done = spied(tmp_path, str(Path(torch) / "_inductor" / "compile_worker" / "__main__.py"), "--help")
 

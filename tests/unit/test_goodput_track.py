@@ -1,6 +1,7 @@
 """A track is a picture of claims: checked instant by instant against painting an array."""
 
 from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -54,10 +55,10 @@ def test_sums_of_any_window_are_those_of_the_picture(
 
 
 @given(strokes=STROKES, order=st.randoms(use_true_random=False))
-def test_order_of_strokes_changes_nothing(strokes: list[tuple[int, int, int]], order: object) -> None:
+def test_order_of_strokes_changes_nothing(strokes: list[tuple[int, int, int]], order: Random) -> None:
     """Facts arrive in any order, some of them twice."""
     shuffled = [*strokes, *strokes]
-    order.shuffle(shuffled)  # type: ignore[attr-defined]
+    order.shuffle(shuffled)
 
     segments = list(painted(shuffled).segments(0, END))
 

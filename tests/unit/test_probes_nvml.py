@@ -294,8 +294,8 @@ def test_an_old_pynvml_lacks_calls() -> None:
     """A cluster pins it; what it does not know is left out, with nothing said."""
 
     class Old(FakeNvml):
-        nvmlDeviceGetRemappedRows = property()  # noqa: N815
-        nvmlDeviceGetFieldValues = property()  # noqa: N815
+        nvmlDeviceGetRemappedRows = property()  # noqa: N815 - the binding's name
+        nvmlDeviceGetFieldValues = property()  # noqa: N815 - the binding's name
 
     host = Host("h100x8")
     old = Old(host.nvml._machine, seconds=lambda: 0.0)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import fields
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import pytest
 from hypothesis import given
@@ -13,12 +14,15 @@ from trainspan.errors import RunNotFound
 from trainspan.identity import trace_id_of
 from trainspan.names import Phase
 from trainspan.relay.timeline.rank_summary import Ending
+from trainspan.relay.timeline.records import EndReason
 from trainspan.relay.timeline.throughput import Work
 from trainspan.report.build import build_report
 from trainspan.report.model import RankReport, RunReport, Unusual, to_json
 from trainspan.report.outliers import find
 
 FOLDER = Path("/runs/demo")
+
+How: TypeAlias = Literal["running"] | EndReason
 
 
 def test_shares_of_all_phases_add_up_to_the_step() -> None:
@@ -101,10 +105,10 @@ def test_slow_step_has_a_trace_only_if_it_was_sampled() -> None:
         (("stopped", "died"), "failed"),
     ],
 )
-def test_state_of_a_run_follows_from_how_its_ranks_ended(endings: tuple[str, str], state: str) -> None:
+def test_state_of_a_run_follows_from_how_its_ranks_ended(endings: tuple[How, How], state: str) -> None:
     """A script polls this word to know whether to wait, to go on or to look."""
     ranks = [
-        rank_of(rank, [PLAIN_MS], world_size=2, ending=Ending(how, START_UNIX_NS + 4 * S))  # type: ignore[arg-type]
+        rank_of(rank, [PLAIN_MS], world_size=2, ending=Ending(how, START_UNIX_NS + 4 * S))
         for rank, how in enumerate(endings)
     ]
 

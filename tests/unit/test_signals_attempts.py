@@ -1,5 +1,7 @@
 """The trace of an attempt: one root, its processes and how they ended, and the run while it runs."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +35,7 @@ def test_a_process_that_closed_as_it_goes_on_the_wire() -> None:
     """The whole payload, once: process, init and the import of torch in it."""
     spans, cut = process_spans(source_of(0), 1000, 4000, CLOSED, None, (1500, 2500))
 
-    def span(name: str, *what: str, parent: tuple[int, int], times_ns: tuple[int, int]) -> dict[str, object]:
+    def span(name: str, *what: str, parent: tuple[int, int], times_ns: tuple[int, int]) -> dict[str, Any]:
         return {
             "name": name,
             "context": (TRACE, span_id_of("run-1", 0, "attempt", "rank", 0, *what)),
@@ -46,11 +48,11 @@ def test_a_process_that_closed_as_it_goes_on_the_wire() -> None:
         }
 
     process = span("training.process", parent=ROOT, times_ns=(0, 8000))
-    init = span("training.init", "training.init", parent=process["context"], times_ns=(0, 3000))  # type: ignore[arg-type]
+    init = span("training.init", "training.init", parent=process["context"], times_ns=(0, 3000))
     torch_import = span(
         "training.init.import",
         "training.init.import",
-        parent=init["context"],  # type: ignore[arg-type]
+        parent=init["context"],
         times_ns=(500, 1500),
     )
     process["attributes"] = {"training.rank": 0, "training.end.reason": "closed"}

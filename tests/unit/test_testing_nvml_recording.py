@@ -27,12 +27,12 @@ def test_every_mig_instance_is_recorded_by_what_it_answers() -> None:
     """A real one need not tell its PCI address, which is that of its GPU; places between instances can be free."""
 
     class Real(FakeNvml):
-        def nvmlDeviceGetPciInfo(self, handle: FakeDevice) -> object:  # noqa: N802
+        def nvmlDeviceGetPciInfo(self, handle: FakeDevice) -> object:  # noqa: N802 - the binding's name
             if handle.parent is not None:
                 raise NVMLError(ERRORS["NOT_SUPPORTED"])
             return super().nvmlDeviceGetPciInfo(handle)
 
-        def nvmlDeviceGetMigDeviceHandleByIndex(self, device: FakeDevice, index: int) -> FakeDevice:  # noqa: N802
+        def nvmlDeviceGetMigDeviceHandleByIndex(self, device: FakeDevice, index: int) -> FakeDevice:  # noqa: N802 - the same
             if index == 0:
                 raise NVMLError(ERRORS["NOT_FOUND"])
             return super().nvmlDeviceGetMigDeviceHandleByIndex(device, index - 1)

@@ -78,5 +78,5 @@ class Idle(Scope):
 
 IDLE = Idle()
 # Any C callable that takes what `with` hands it will do. These take 49 ns together; two methods take 117.
-Idle.__enter__ = weakref.ref(IDLE)  # type: ignore[assignment,method-assign]
+Idle.__enter__ = weakref.ref(IDLE)  # type: ignore[assignment,method-assign]  # no method, as said
 Idle.__exit__ = type.__prepare__  # type: ignore[assignment,method-assign]  # an empty dict, which is not true

@@ -4,7 +4,7 @@ Up to 16 ranks are shown one by one. Of more the spread over the ranks is shown,
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import IO, Final
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -25,9 +25,9 @@ SILENT_S: Final = 60.0
 _STATE_STYLE: Final = {"finished": "green", "running": "cyan", "stopped": "yellow", "failed": "bold red"}
 
 
-def console_for(stream: object | None = None, width: int | None = None) -> Console:
+def console_for(stream: IO[str] | None = None, width: int | None = None) -> Console:
     """A console for reports: no wider than 80 columns, no guessing of markup, emoji or highlights in what it shows."""
-    found = Console(file=stream, highlight=False, emoji=False, markup=False)  # type: ignore[arg-type]
+    found = Console(file=stream, highlight=False, emoji=False, markup=False)
     found.width = width or min(found.width, WIDTH)
     return found
 

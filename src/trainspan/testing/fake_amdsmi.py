@@ -125,7 +125,7 @@ class FakeAmdSmi:
     def amdsmi_get_energy_count(self, processor_handle: dict[str, Any]) -> Any:
         return self._recorded("amdsmi_get_energy_count", processor_handle)
 
-    def amdsmi_get_temp_metric(self, processor_handle: dict[str, Any], sensor_type: IntEnum, metric: IntEnum) -> Any:  # noqa: ARG002
+    def amdsmi_get_temp_metric(self, processor_handle: dict[str, Any], sensor_type: IntEnum, metric: IntEnum) -> Any:
         return self._recorded("amdsmi_get_temp_metric", processor_handle, sensor_type.name)
 
     def amdsmi_get_clock_info(self, processor_handle: dict[str, Any], clock_type: IntEnum) -> Any:

@@ -173,107 +173,107 @@ class FakeNvml:
             return next(kind for kind in _CLASSES.values() if kind.__name__ == name)
         raise AttributeError(name)
 
-    def nvmlInit(self) -> None:  # noqa: N802 - the names of this class are NVIDIA's
+    def nvmlInit(self) -> None:
         self._call("nvmlInit", initialized=False)
         self._answer(self._machine.get("init"))
         self._references += 1
 
-    def nvmlShutdown(self) -> None:  # noqa: N802
+    def nvmlShutdown(self) -> None:
         self._call("nvmlShutdown")
         self._references -= 1
 
-    def nvmlSystemGetDriverVersion(self) -> Any:  # noqa: N802
+    def nvmlSystemGetDriverVersion(self) -> Any:
         self._call("nvmlSystemGetDriverVersion")
         return self._answer(self._machine["driver_version"])
 
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+    def nvmlDeviceGetCount(self) -> int:
         self._call("nvmlDeviceGetCount")
         return len(self._devices)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeDevice:  # noqa: N802
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeDevice:
         self._call("nvmlDeviceGetHandleByIndex")
         if not 0 <= index < len(self._devices):
             raise NVMLError(ERRORS["INVALID_ARGUMENT"])
         self._answer(self._devices[index].recorded.get("whole"))
         return self._devices[index]
 
-    def nvmlDeviceGetUUID(self, handle: FakeDevice) -> Any:  # noqa: N802
+    def nvmlDeviceGetUUID(self, handle: FakeDevice) -> Any:
         self._ask("nvmlDeviceGetUUID", handle)
         return handle.recorded["uuid"]
 
-    def nvmlDeviceGetName(self, handle: FakeDevice) -> Any:  # noqa: N802
+    def nvmlDeviceGetName(self, handle: FakeDevice) -> Any:
         self._ask("nvmlDeviceGetName", handle)
         return handle.recorded["name"]
 
-    def nvmlDeviceGetPciInfo(self, handle: FakeDevice) -> Any:  # noqa: N802
+    def nvmlDeviceGetPciInfo(self, handle: FakeDevice) -> Any:
         self._ask("nvmlDeviceGetPciInfo", handle)
         return SimpleNamespace(busId=(handle.parent or handle).recorded["pci_bus_id"])
 
-    def nvmlDeviceGetMigMode(self, device: FakeDevice) -> Any:  # noqa: N802
+    def nvmlDeviceGetMigMode(self, device: FakeDevice) -> Any:
         return self._recorded("nvmlDeviceGetMigMode", device)
 
-    def nvmlDeviceGetMaxMigDeviceCount(self, device: FakeDevice) -> int:  # noqa: N802
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: FakeDevice) -> int:
         self._ask("nvmlDeviceGetMaxMigDeviceCount", device)
         return 7 if device.instances else 0
 
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: FakeDevice, index: int) -> FakeDevice:  # noqa: N802
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: FakeDevice, index: int) -> FakeDevice:
         self._ask("nvmlDeviceGetMigDeviceHandleByIndex", device)
         if index >= len(device.instances):
             raise NVMLError(ERRORS["NOT_FOUND"])
         return device.instances[index]
 
-    def nvmlDeviceGetUtilizationRates(self, handle: FakeDevice) -> Any:  # noqa: N802
+    def nvmlDeviceGetUtilizationRates(self, handle: FakeDevice) -> Any:
         return SimpleNamespace(**self._recorded("nvmlDeviceGetUtilizationRates", handle))
 
-    def nvmlDeviceGetEncoderUtilization(self, handle: FakeDevice) -> Any:  # noqa: N802
+    def nvmlDeviceGetEncoderUtilization(self, handle: FakeDevice) -> Any:
         return self._recorded("nvmlDeviceGetEncoderUtilization", handle)
 
-    def nvmlDeviceGetDecoderUtilization(self, handle: FakeDevice) -> Any:  # noqa: N802
+    def nvmlDeviceGetDecoderUtilization(self, handle: FakeDevice) -> Any:
         return self._recorded("nvmlDeviceGetDecoderUtilization", handle)
 
-    def nvmlDeviceGetMemoryInfo(self, handle: FakeDevice, version: int | None = None) -> Any:  # noqa: N802, ARG002
+    def nvmlDeviceGetMemoryInfo(self, handle: FakeDevice, version: int | None = None) -> Any:
         return SimpleNamespace(**self._recorded("nvmlDeviceGetMemoryInfo", handle))
 
-    def nvmlDeviceGetPowerUsage(self, handle: FakeDevice) -> Any:  # noqa: N802
+    def nvmlDeviceGetPowerUsage(self, handle: FakeDevice) -> Any:
         return self._recorded("nvmlDeviceGetPowerUsage", handle)
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: FakeDevice) -> Any:  # noqa: N802
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: FakeDevice) -> Any:
         return self._recorded("nvmlDeviceGetTotalEnergyConsumption", handle)
 
-    def nvmlDeviceGetTemperature(self, handle: FakeDevice, sensor: int) -> Any:  # noqa: N802
+    def nvmlDeviceGetTemperature(self, handle: FakeDevice, sensor: int) -> Any:
         return self._recorded("nvmlDeviceGetTemperature", handle, sensor)
 
-    def nvmlDeviceGetTemperatureV(self, handle: FakeDevice, sensor: int, version: int = 0) -> Any:  # noqa: ARG002, N802
+    def nvmlDeviceGetTemperatureV(self, handle: FakeDevice, sensor: int, version: int = 0) -> Any:
         return self._recorded("nvmlDeviceGetTemperatureV", handle, sensor)
 
-    def nvmlDeviceGetClockInfo(self, handle: FakeDevice, type: int) -> Any:  # noqa: A002, N802
+    def nvmlDeviceGetClockInfo(self, handle: FakeDevice, type: int) -> Any:
         return self._recorded("nvmlDeviceGetClockInfo", handle, type)
 
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: FakeDevice) -> Any:  # noqa: N802
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: FakeDevice) -> Any:
         return self._recorded("nvmlDeviceGetCurrentClocksEventReasons", handle)
 
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: FakeDevice) -> Any:  # noqa: N802
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: FakeDevice) -> Any:
         return self._recorded("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
 
-    def nvmlDeviceGetTotalEccErrors(self, handle: FakeDevice, errorType: int, counterType: int) -> Any:  # noqa: N802, N803
+    def nvmlDeviceGetTotalEccErrors(self, handle: FakeDevice, errorType: int, counterType: int) -> Any:
         return self._recorded("nvmlDeviceGetTotalEccErrors", handle, errorType, counterType)
 
-    def nvmlDeviceGetRemappedRows(self, device: FakeDevice) -> Any:  # noqa: N802
+    def nvmlDeviceGetRemappedRows(self, device: FakeDevice) -> Any:
         return self._recorded("nvmlDeviceGetRemappedRows", device)
 
-    def nvmlDeviceGetFieldValues(self, handle: FakeDevice, fieldIds: Sequence[Any]) -> Any:  # noqa: N802, N803
+    def nvmlDeviceGetFieldValues(self, handle: FakeDevice, fieldIds: Sequence[Any]) -> Any:
         answers = self._recorded("nvmlDeviceGetFieldValues", handle)
         return [self._field(answers, field) for field in fieldIds]
 
-    def nvmlEventSetCreate(self) -> list[FakeDevice]:  # noqa: N802
+    def nvmlEventSetCreate(self) -> list[FakeDevice]:
         self._call("nvmlEventSetCreate")
         return []
 
-    def nvmlDeviceRegisterEvents(self, handle: FakeDevice, eventTypes: int, eventSet: list[FakeDevice]) -> None:  # noqa: ARG002, N802, N803
+    def nvmlDeviceRegisterEvents(self, handle: FakeDevice, eventTypes: int, eventSet: list[FakeDevice]) -> None:
         self._ask("nvmlDeviceRegisterEvents", handle)
         eventSet.append(handle)
 
-    def nvmlEventSetWait_v2(self, eventSet: list[FakeDevice], timeoutms: int) -> Any:  # noqa: ARG002, N802, N803
+    def nvmlEventSetWait_v2(self, eventSet: list[FakeDevice], timeoutms: int) -> Any:
         self._call("nvmlEventSetWait_v2")
         events = self._machine.get("events", ())
         if self._told < len(events) and events[self._told]["at_s"] <= self._seconds() - self._begun:
@@ -284,7 +284,7 @@ class FakeNvml:
                 return SimpleNamespace(device=device, eventType=event["type"], eventData=event["value"])
         raise NVMLError(ERRORS["TIMEOUT"])
 
-    def nvmlEventSetFree(self, eventSet: list[FakeDevice]) -> None:  # noqa: N802, N803
+    def nvmlEventSetFree(self, eventSet: list[FakeDevice]) -> None:
         self._call("nvmlEventSetFree")
         eventSet.clear()
 

@@ -17,9 +17,9 @@ from typing import Any
 # Handlers run in reverse order: before what starts with torch is registered, so that it runs after it.
 atexit.register(lambda: print(json.dumps({"left_s": time.monotonic()}), flush=True))
 
-import torch  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from torch.utils.data import DataLoader, Dataset  # noqa: E402
+import torch  # noqa: E402 - for that reason
+from torch import Tensor, nn  # noqa: E402 - the same
+from torch.utils.data import DataLoader, Dataset  # noqa: E402 - the same
 
 STEPS = 12
 

@@ -322,7 +322,7 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
     for hook in (before, after):
         # A compiler that traces `step` calls the hooks as they are. Stepping aside, as other hooks do, would leave no
         # step at all where the optimizer is compiled. Every torch so far breaks its graph in `step` by itself.
-        hook._torchdynamo_disable = True  # type: ignore[attr-defined]
+        hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch's name, on any function
     marker.guard_optimizer(runs)
     return before, after, Stepping(lead.optimizer, scaled, unscaled, skipped, whole)
 
