@@ -62,7 +62,11 @@ def test_refused_job_trains_and_its_relay_says_why_once(tls_stack: Stack, refuse
 
     told, left = (line.partition("trainspan relay: ")[2] for line in log.read_text().splitlines())
     assert told.startswith(f"{tls_stack.otlp_http}: {CLIENTS[refused_run.who][2]}")
-    assert left == "not everything could be delivered; it is on disk: trainspan replay"
+    means = CLIENTS[refused_run.who][2].partition(" (")[0]
+    assert left == (
+        f"{tls_stack.otlp_http} has not taken traces, metrics, logs ({means}); they wait on disk: "
+        f"trainspan replay {refused_run.folder}"
+    )
     assert not tls_stack.has_trace(trace_id_of(refused_run.run, 0, "attempt"))
 
 

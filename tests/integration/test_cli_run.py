@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from trainspan.cli.child import signals_held, wait_until
+from trainspan.testing.otlp_sink import OtlpSink, Protocol
 
 RUN = [sys.executable, "-m", "trainspan", "run"]
 
@@ -296,6 +297,51 @@ def test_training_is_recorded_and_reported(environ: dict[str, str], state: Path)
     assert Path(report["folder"]).parent == state / "runs"
     assert (report["state"], report["steps"], report["world_size"]) == ("finished", 20, 1)
     assert {"forward", "backward", "optimizer"} <= {phase["phase"] for phase in report["ranks"][0]["phases"]}
+
+
+@pytest.mark.parametrize(("protocol", "why"), [("http/protobuf", "Connection refused"), ("grpc", "UNAVAILABLE")])
+def test_what_no_endpoint_took_is_said_with_what_delivers_it(
+    protocol: Protocol, why: str, environ: dict[str, str], state: Path
+) -> None:
+    """A short run ends before the first export has failed for good; without a word it would look like success."""
+    with OtlpSink(protocol) as gone:
+        port, endpoint, more = gone.port, gone.endpoint, gone.environ
+
+    ran = run(["--run-id", "llama-7", "--", sys.executable, "-c", TRAINS], {**environ, **more})
+
+    folder = state / "runs" / "llama-7"
+    log = folder / f"relay.{os.uname().nodename}.log"
+    *_, said = ran.stderr.splitlines()
+    told, command = said.split("; deliver them with: ")
+    assert ran.returncode == 5
+    assert told == f"trainspan: {endpoint} has not taken traces, metrics, logs (why: {log})"
+    left = log.read_text().splitlines()[-1].partition("trainspan relay: ")[2]
+    assert (
+        left == f"{endpoint} has not taken traces, metrics, logs ({why}); they wait on disk: trainspan replay {folder}"
+    )
+    with OtlpSink(protocol, port=port) as sink:
+        replayed = subprocess.run([sys.executable, "-m", *command.split()], env={**environ, **more}, check=False)
+        assert replayed.returncode == 0
+        assert {one.signal for one in sink.received()} == {"traces", "metrics", "logs"}
+
+
+def test_what_was_delivered_needs_no_word(environ: dict[str, str]) -> None:
+    """A line that is always there is not read when it matters."""
+    with OtlpSink() as sink:
+        ran = run(["--", sys.executable, "-c", TRAINS], {**environ, **sink.environ})
+
+    assert len(ran.stderr.splitlines()) == 1, ran.stderr
+
+
+def test_variable_that_spoils_an_endpoint_is_said(environ: dict[str, str]) -> None:
+    """The relay keeps what it cannot send; the one who set the variable looks at the terminal."""
+    spoiled = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4318", "OTEL_EXPORTER_OTLP_PROTOCOL": "htp"}
+
+    ran = run(["--", sys.executable, "-c", TRAINS], {**environ, **spoiled})
+
+    *_, said = ran.stderr.splitlines()
+    assert said.startswith("trainspan: OTEL_EXPORTER_OTLP_PROTOCOL='htp' is not understood: use http/protobuf or grpc;")
+    assert said.endswith("traces, metrics, logs stay in the run folder")
 
 
 def runs_named(said: str) -> list[str]:

@@ -81,7 +81,7 @@ def run_recorded(command: Sequence[str], environ: Mapping[str, str]) -> tuple[in
             )
             return code, []
         _wait_for_relays([_recordings_of(folder, settings) for folder in folders])
-    for line in _where(folders, settings):
+    for line in (*_where(folders, settings), *_undelivered(folders, settings, environ)):
         say(line)
     return code, folders
 
@@ -153,9 +153,13 @@ def _relay_left(recordings: Path) -> bool:
         return True  # its last act was to remove the directory, or there never was one
 
 
-def _where(folders: Sequence[Path], settings: Settings) -> Iterator[str]:
+def _run_of(folder: Path, settings: Settings) -> str:
     # The id is enough only where the next command looks in the same place by itself.
-    runs = [folder if settings.dir else folder.name for folder in folders]
+    return str(folder) if settings.dir else folder.name
+
+
+def _where(folders: Sequence[Path], settings: Settings) -> Iterator[str]:
+    runs = [_run_of(folder, settings) for folder in folders]
     verb, command = ("deliver", "replay") if settings.relay == "off" else ("see", "report")
     if len(runs) == 1:
         yield f"recorded in {folders[0]}; {verb} it with: trainspan {command} {runs[0]}"
@@ -164,6 +168,26 @@ def _where(folders: Sequence[Path], settings: Settings) -> Iterator[str]:
     if len(runs) > RUNS_NAMED:
         yield f"  ... and {len(runs) - RUNS_NAMED} earlier ones"
     yield from (f"  trainspan {command} {run}" for run in runs[-RUNS_NAMED:])
+
+
+def _undelivered(folders: Sequence[Path], settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
+    """What the endpoints have not taken, of the runs that are named; nothing of what nobody was to send yet."""
+    if settings.relay == "off":
+        return
+    # Imported here: it takes some of OpenTelemetry, which nobody needs while the command runs.
+    from trainspan.relay.otlp.pending import pending_in
+
+    spoiled: dict[str, str] = {}
+    for folder in folders[-RUNS_NAMED:]:
+        pending = pending_in(folder, environ)
+        spoiled |= {error: ", ".join(signals) for error, signals in pending.spoiled.items()}
+        log = folder / f"relay.{os.uname().nodename}.log"
+        why = f" (why: {log})" if log.exists() else ""
+        for place, signals in pending.waiting.items():
+            run = _run_of(folder, settings)
+            yield f"{place} has not taken {', '.join(signals)}{why}; deliver them with: trainspan replay {run}"
+    for error, named in spoiled.items():
+        yield f"{error}; {named} stay in the run folder"
 
 
 def _silent(_: str) -> None:

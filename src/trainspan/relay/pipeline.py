@@ -157,8 +157,8 @@ class Pipeline:
         """Whether the end of a process is still being cleared up, or the energy of its last moments."""
         return bool(self._dying) or self._gpus.awaits_reading
 
-    def close(self, now_ns: int, timeout_s: float) -> bool:
-        """Hand out everything that is left; True if all of it was delivered within `timeout_s`."""
+    def close(self, now_ns: int, timeout_s: float) -> None:
+        """Hand out everything that is left, and say what was not delivered within `timeout_s`."""
         self._bury(now_ns, wait_ns=0)
         self._put_launches(now_ns, leaving=True)
         for assembly in self._assemblies.values():
@@ -168,7 +168,12 @@ class Pipeline:
         self._remove_retired()
         self._write_summary()
         self._gpus.close()
-        return self._outlet is None or self._outlet.close(timeout_s)
+        if self._outlet is not None and not self._outlet.close(timeout_s):
+            for place, signals, reason in self._outlet.untaken():
+                self._log(
+                    f"{place} has not taken {', '.join(signals)} ({reason}); they wait on disk: "
+                    f"trainspan replay {self._folder}"
+                )
 
     def _follow(self, reader: RecordingReader) -> RankFollower:
         if self._node_rank is None:

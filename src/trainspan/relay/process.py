@@ -116,14 +116,13 @@ class Relay:
         for pipeline in self._pipelines.values():
             pipeline.turn(self._clock.monotonic_ns())
 
-    def close(self) -> bool:
-        """Deliver what is left, within CLOSE_S; True if nothing remains to be delivered."""
+    def close(self) -> None:
+        """Deliver what is left, within CLOSE_S for each run; what remains is said."""
         if self._deathwatch is not None:
             self._deathwatch.close()
         now_ns = self._clock.monotonic_ns()
-        # A list first: each is to be closed, also behind one that could not deliver.
-        delivered = [pipeline.close(now_ns, CLOSE_S) for pipeline in self._pipelines.values()]
-        return all(delivered)
+        for pipeline in self._pipelines.values():
+            pipeline.close(now_ns, CLOSE_S)
 
     def _pipeline_of(self, sighting: Sighting) -> Pipeline:
         run = sighting.reader.identity.run
@@ -173,9 +172,7 @@ def serve(
             log(str(error))
             return 2
         relay.serve(math.inf if stay else FIRST_RECORDING_S, told)
-        delivered = relay.close()
-        if not delivered:
-            log("not everything could be delivered; it is on disk: trainspan replay")
+        relay.close()
         if not stay or told.is_set():
             descriptor = _leave(recording_dir, run_folder, descriptor, told)
     return 0

@@ -13,12 +13,16 @@ ANSWER_WITHIN_S: Final = 3.0
 
 
 class Admission:
-    """What is known of one endpoint with TLS. Not known at first, and after `doubt()`."""
+    """What is known of one endpoint with TLS. Not known at first, and after `doubt()`.
+
+    `refusal`: what is in the way, as it was found last.
+    """
 
     def __init__(self, where: Destination, complain: Complaints):
         self._where = where
         self._complain = complain
         self._known = False
+        self.refusal: str | None = None
 
     def doubt(self) -> None:
         """Ask again: a certificate may have expired meanwhile."""
@@ -31,11 +35,12 @@ class Admission:
         answer = ask(self._where, min(self._where.timeout_s, ANSWER_WITHIN_S))
         if answer.verdict not in CERTIFICATES:
             self._known = True
+            self.refusal = None
             return False
-        means, advice = CERTIFICATES[answer.verdict]
+        self.refusal, advice = CERTIFICATES[answer.verdict]
         self._complain(
             f"{self._where.place} certificates",
-            f"{self._where.place}: {means} ({answer.seen}); {advice}. "
+            f"{self._where.place}: {self.refusal} ({answer.seen}); {advice}. "
             "What is recorded waits on disk, and is sent once this is right",
         )
         return True

@@ -51,6 +51,7 @@ class Delivery:
     def __init__(self, destination: Destination):
         self._destination = destination
         self._exporter: Any = exporters.build(destination)
+        self._heard: Heard | None = None
 
     @property
     def destination(self) -> Destination:
@@ -67,11 +68,19 @@ class Delivery:
         if isinstance(batch, Unreadable):
             return Outcome("unreadable", batch.reason)
         with listening() as heard:
+            self._heard = heard
             try:
                 accepted = self._exporter.export(batch).name == "SUCCESS"
             except Exception as error:  # noqa: BLE001 - of third parties, on a thread that has to go on
                 return Outcome("refused", type(error).__name__)
+            finally:
+                self._heard = None
         return Outcome("accepted") if accepted else _failure(heard)
+
+    def failing(self) -> str | None:
+        """Why the attempt under way has not succeeded yet; None: nothing is under way, or nothing has answered."""
+        heard = self._heard
+        return _failure(heard).reason if heard is not None and heard.records else None
 
     def close(self) -> None:
         """End what is under way, where the protocol can: a request over http waits for its timeout."""

@@ -45,6 +45,14 @@ class SignalHealth(NamedTuple):
     dropped: int = 0
 
 
+class Untaken(NamedTuple):
+    """Signals that one place had not taken in the end, for one reason. `place`: as it may be shown."""
+
+    place: str
+    signals: list[Signal]
+    reason: str
+
+
 class Outlet:
     """Where a relay puts its spans, metrics and log records.
 
@@ -108,6 +116,14 @@ class Outlet:
         closed = [lane.close(deadline) for lane in self._lanes.values()]
         return all(closed)
 
+    def untaken(self) -> list[Untaken]:
+        """What was not delivered by `close`, with those signals together that share a place and a reason."""
+        found: dict[tuple[str, str], list[Signal]] = {}
+        for signal, lane in self._lanes.items():
+            if lane.untaken is not None:
+                found.setdefault(lane.untaken, []).append(signal)
+        return [Untaken(place, signals, reason) for (place, reason), signals in found.items()]
+
     def health(self) -> Mapping[Signal, SignalHealth]:
         """How each signal fares, those that are switched off included."""
         return {signal: self._lanes[signal].health() if signal in self._lanes else SignalHealth() for signal in SIGNALS}
@@ -120,9 +136,13 @@ class Outlet:
 
 
 class _Lane:
-    """One signal: its journal, and the thread that delivers it where there is an endpoint."""
+    """One signal: its journal, and the thread that delivers it where there is an endpoint.
+
+    `untaken`: once it is closed, the place that has not taken everything, and why; None: all of it is delivered.
+    """
 
     def __init__(self, signal: Signal, journal: Journal, delivery: Delivery | None, complain: Complaints):
+        self.untaken: tuple[str, str] | None = None
         self._signal = signal
         self._journal = journal
         self._complain = complain
@@ -153,9 +173,10 @@ class _Lane:
 
     def close(self, deadline: float) -> bool:
         """Whether all is delivered, at `deadline` (monotonic, s) at the latest."""
-        done = self._sender is None or self._sender.stop(deadline)
+        if self._sender is not None:
+            self.untaken = self._sender.stop(deadline)
         self._journal.close()
-        return done
+        return self.untaken is None
 
     def health(self) -> SignalHealth:
         courier = self._sender.courier if self._sender else None
@@ -175,7 +196,9 @@ class _Sender(threading.Thread):
 
     def __init__(self, journal: Journal, delivery: Delivery, complain: Complaints):
         super().__init__(name=f"trainspan-{delivery.destination.signal}", daemon=True)
-        self.courier = Courier(journal, delivery, complain)
+        self.courier = Courier(journal, delivery, self._complain_while_serving)
+        self._complain = complain
+        self._stopped = False
         self._journal = journal
         self._delivery = delivery
         self._admission = admission_to(delivery.destination, complain)
@@ -210,11 +233,27 @@ class _Sender(threading.Thread):
         self._finishing.set()
         self._news.set()
 
-    def stop(self, deadline: float) -> bool:
-        """Whether it came to the journal's end by `deadline`; it delivers nothing afterwards."""
+    def stop(self, deadline: float) -> tuple[str, str] | None:
+        """The place that has not taken everything by `deadline`, and why; it is delivered nothing afterwards."""
         self.join(max(0.0, deadline - time.monotonic()))
+        done = not self.is_alive() and self._journal.pending_bytes == 0
+        untaken = None if done else (self._delivery.destination.place, self._reason())
+        self._stopped = True
         self._delivery.close()
-        return not self.is_alive() and self._journal.pending_bytes == 0
+        return untaken
+
+    def _complain_while_serving(self, cause: str, message: str) -> None:
+        """Hand on what the courier says, but not that it will try again when it will not."""
+        if not self._stopped:
+            self._complain(cause, message)
+
+    def _reason(self) -> str:
+        """Why the endpoint has not taken the first line."""
+        refusal = self._admission.refusal if self._admission else None
+        # Of a short run, the SDK is still at its first attempt.
+        last = self.courier.last
+        before = last.reason if last.verdict in ("refused", "unanswered") else None
+        return refusal or self._delivery.failing() or before or "no answer yet"
 
     def _is_refused(self) -> bool:
         """Whether there is something to deliver, and our or the endpoint's certificate is in the way."""

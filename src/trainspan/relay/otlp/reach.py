@@ -6,7 +6,6 @@ port speaks OTLP, takes this signal, and accepts our credentials.
 
 import socket
 import ssl
-from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -14,6 +13,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import grpc
 import requests
 
+from trainspan.relay.otlp.causes import causes
 from trainspan.relay.otlp.destinations import Destination
 from trainspan.relay.otlp.handshake import refusal
 
@@ -169,7 +169,7 @@ def _ask_http(where: Destination, timeout_s: float) -> Answer:
     except requests.RequestException as error:
         if isinstance(error, ValueError):  # its words for a malformed address or header
             return Answer("misconfigured", _line(error))
-        return _judge_cause(list(_causes(error)))
+        return _judge_cause(list(causes(error)))
 
 
 def _judge_status(status: int, content_type: str) -> Answer:
@@ -179,26 +179,14 @@ def _judge_status(status: int, content_type: str) -> Answer:
     return Answer(_OF_STATUS.get(status, "not_otlp"), f"HTTP {status}")
 
 
-def _judge_cause(causes: list[BaseException]) -> Answer:
+def _judge_cause(chain: list[BaseException]) -> Answer:
     for kind, verdict in _OF_CAUSE:
-        found = next((cause for cause in causes if isinstance(cause, kind)), None)
+        found = next((cause for cause in chain if isinstance(cause, kind)), None)
         if found is not None:
             return Answer(verdict, _line(found))
     # The system's own word (no route to host) is the best left; without one, what answered was no HTTP.
-    unreachable = next((cause for cause in causes if isinstance(cause, OSError) and cause.errno), None)
-    return Answer("refused", _line(unreachable)) if unreachable else Answer("not_otlp", _line(causes[-1]))
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """`error` and all it came from: libraries hand on a cause as context, as `reason` or as an argument."""
-    pending: list[object] = [error]
-    seen: set[int] = set()
-    while pending:
-        one = pending.pop(0)
-        if isinstance(one, BaseException) and id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            pending += [one.__cause__, one.__context__, getattr(one, "reason", None), *one.args]
+    unreachable = next((cause for cause in chain if isinstance(cause, OSError) and cause.errno), None)
+    return Answer("refused", _line(unreachable)) if unreachable else Answer("not_otlp", _line(chain[-1]))
 
 
 def _ask_grpc(where: Destination, timeout_s: float) -> Answer:

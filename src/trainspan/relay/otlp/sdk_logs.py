@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from trainspan.relay.otlp.causes import word_of_system
+
 _SDK = "opentelemetry"
 _TRANSPORT = "urllib3"  # tells every connection, at level DEBUG; of interest to nobody
 
@@ -31,10 +33,10 @@ class Heard(NamedTuple):
         return None
 
     def failure(self) -> str | None:
-        """What else says why: the type of an exception, or the answer's own words."""
+        """What else says why: the system's word, the type of an exception, or the answer's own words."""
         for argument in self._arguments():
             if isinstance(argument, Exception):
-                return type(argument).__name__
+                return word_of_system(argument) or type(argument).__name__
         # Of the messages about one more try, the first argument is what the answer said.
         tries = (record.args for record in self.records if isinstance(record.args, tuple) and len(record.args) > 1)
         words = next(tries, None)
