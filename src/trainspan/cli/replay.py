@@ -58,7 +58,9 @@ def execute(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     folder = find_run(Path(state_dir(settings_of(environ), environ)), arguments.run)
     if not (folder / "recordings").exists() and not journals_in(folder):
         raise InputError(f"{folder} is no run folder: it holds no recordings, and nothing to deliver")
-    _fold(folder, environ)
+    folded = fold(folder, environ)
+    if folded:
+        print(f"trainspan replay: read {folded} recording(s) that no relay had read", file=sys.stderr)
     with _bars() as on_progress:
         report = replay(folder, environ, arguments.timeout, on_progress)
     if arguments.json:
@@ -78,12 +80,15 @@ def _seconds(text: str) -> float:
 _seconds.__name__ = "number of seconds"  # argparse names it when it refuses a value
 
 
-def _fold(folder: Path, environ: Mapping[str, str]) -> None:
-    # Into the run folder alone: delivering is the next step, which counts and shows what it does.
-    kept = {name: value for name, value in environ.items() if not name.endswith("_ENDPOINT")}
-    folded = fold_recordings(folder, kept)
-    if folded:
-        print(f"trainspan replay: read {folded} recording(s) that no relay had read", file=sys.stderr)
+def fold(folder: Path, environ: Mapping[str, str]) -> int:
+    """Take over the recordings that no relay has read, into the run folder alone; how many there were."""
+    # Delivering is another step, which counts and shows what it does.
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if not name.endswith("_ENDPOINT") and not (name.endswith("_EXPORTER") and value.strip().lower() == "console")
+    }
+    return fold_recordings(folder, kept)
 
 
 class _Bars:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from trainspan.errors import RecordingRefused, SettingError
 from trainspan.relay.otlp.claims import claim_file, journals_in, signal_of
@@ -13,17 +13,20 @@ from trainspan.relay.otlp.journal import Journal
 class Pending(NamedTuple):
     """`waiting`: the signals that wait, by the place that has not taken them, as it may be shown.
 
+    `in_use`: the signals that a live relay delivers itself.
     `spoiled`: the signals that have no place, by what is wrong with the variable that should name it.
     """
 
     waiting: Mapping[str, list[Signal]]
+    in_use: list[Signal]
     spoiled: Mapping[str, list[Signal]]
 
 
 def pending_in(folder: Path, environ: Mapping[str, str]) -> Pending:
-    """What of a run is not delivered. What a live relay holds is its business, and not counted."""
+    """What of a run is not delivered."""
     paths = journals_in(folder)
     waiting: dict[str, list[Signal]] = {}
+    in_use: list[Signal] = []
     spoiled: dict[str, list[Signal]] = {}
     for signal in SIGNALS:
         try:
@@ -31,20 +34,24 @@ def pending_in(folder: Path, environ: Mapping[str, str]) -> Pending:
         except SettingError as error:
             spoiled.setdefault(str(error), []).append(signal)
             continue
-        of_signal = (path for path in paths if signal_of(path) == signal)
-        if goal.kind in ("otlp", "console") and any(map(_holds_some, of_signal)):
+        if goal.kind not in ("otlp", "console"):
+            continue
+        states = {_state_of(path) for path in paths if signal_of(path) == signal}
+        if "waiting" in states:
             waiting.setdefault(goal.place, []).append(signal)
-    return Pending(waiting, spoiled)
+        if "in use" in states:
+            in_use.append(signal)
+    return Pending(waiting, in_use, spoiled)
 
 
-def _holds_some(path: Path) -> bool:
-    """Whether a journal holds what is not delivered, and nobody delivers it now."""
+def _state_of(path: Path) -> Literal["waiting", "in use", "delivered"]:
+    """How a journal stands; one of another user counts as delivered: who replays it is told."""
     try:
         claimed = claim_file(path, unlocked=True)
     except RecordingRefused:
-        return False  # of another user: who replays it is told
+        return "delivered"
     if claimed is None:
-        return False
+        return "in use"
     journal = Journal(path, claimed, path.stat().st_size, lambda _cause, _message: None)
     journal.close()
-    return journal.pending_bytes > 0
+    return "waiting" if journal.pending_bytes else "delivered"

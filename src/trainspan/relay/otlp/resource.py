@@ -115,7 +115,7 @@ def _resource(
         **detected,
         **attributes_given(environ),
         **recorded,
-        "service.name": _service_name(environ, recorded),
+        "service.name": service_name(environ, recorded),
         **own,
     }
     return HashedResource({key: _encodable(value) for key, value in attributes.items()})
@@ -126,7 +126,8 @@ def _encodable(value: AttributeValue) -> AttributeValue:
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
-def _service_name(environ: Mapping[str, str], recorded: Mapping[str, str]) -> str:
+def service_name(environ: Mapping[str, str], recorded: Mapping[str, str]) -> str:
+    """The name of the service: as the process that recorded was told, else as we are."""
     names_given = (
         recorded.get("service.name"),
         environ.get("OTEL_SERVICE_NAME"),
