@@ -23,7 +23,19 @@ class Room(NamedTuple):
 
 FLOOR = tuple(
     f"trainspan.{name}"
-    for name in ("errors", "clock", "names", "role", "watch", "settings", "sampling", "placement", "identity", "guard")
+    for name in (
+        "errors",
+        "clock",
+        "names",
+        "role",
+        "watch",
+        "settings",
+        "sampling",
+        "placement",
+        "otel_variables",
+        "identity",
+        "guard",
+    )
 )
 """The ground floor, lowest first: each file sees only those before it."""
 

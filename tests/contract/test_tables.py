@@ -3,12 +3,18 @@
 import re
 from collections import Counter
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from trainspan import names, settings
 from trainspan.names import METRICS, Metric
+from trainspan.otel_variables import OTEL_VARIABLES, OtelVariable
+from trainspan.relay.otlp.destinations import destination
+from trainspan.relay.otlp.resource import service_name
 from trainspan.settings import VARIABLES, Settings, Variable
+
+SOURCE = Path(settings.__file__).parent
 
 UNITS = {"s", "By", "J", "W", "1", "Cel", "Hz", "g"}
 TABLES = {
@@ -21,7 +27,7 @@ TABLES = {
 WIRE_NAME = re.compile(r"[a-z][a-z0-9]*([._][a-z0-9]+)*")
 
 
-def by_name(row: Metric | Variable) -> str:
+def by_name(row: Metric | Variable | OtelVariable) -> str:
     """The id of a parametrized test."""
     return row.name
 
@@ -107,3 +113,45 @@ def test_variables_and_fields_are_the_same() -> None:
     fields_of_variables = [variable.field for variable in settings.VARIABLES]
 
     assert sorted(fields_of_variables) == sorted(fields_of_settings)
+
+
+@pytest.mark.parametrize("variable", OTEL_VARIABLES, ids=by_name)
+def test_otel_variable_is_explained(variable: OtelVariable) -> None:
+    """What is not said here is taken to be as the specification has it."""
+    assert re.fullmatch(r"[A-Z`].{9,}\.", variable.meaning)
+    assert re.fullmatch(r"([A-Z`].{9,}\.)?", variable.differs)
+
+
+def test_otel_variables_in_the_source_are_in_the_table() -> None:
+    """One that is read and not listed has a meaning that nobody can look up."""
+    text = "".join(path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py"))
+    listed = {variable.name for variable in OTEL_VARIABLES}
+    of_one_signal = {
+        re.sub("(?<=OTLP_)", f"{signal}_", name) for name in listed for signal in ("TRACES", "METRICS", "LOGS")
+    }
+
+    named = set(re.findall(r"\bOTEL(?:_[A-Z]+)+\b", text)) - {"OTEL_VARIABLES"}
+
+    assert named - listed - of_one_signal == set()
+
+
+def test_otel_variables_of_every_signal_are_those_that_are_looked_for() -> None:
+    """Their names are put together in one file, so no text of it holds them."""
+    asked = set(
+        re.findall(
+            r"(?:_given|_choice|_file|_names)\(.*?\"([A-Z_]+)\"", (SOURCE / "relay/otlp/destinations.py").read_text()
+        )
+    )
+
+    assert {f"OTEL_EXPORTER_OTLP_{what}" for what in asked} == {v.name for v in OTEL_VARIABLES if v.each_signal}
+
+
+def test_otel_defaults_are_those_in_force() -> None:
+    """A table beside the code goes stale in silence."""
+    defaults = {variable.name.removeprefix("OTEL_EXPORTER_OTLP_"): variable.default for variable in OTEL_VARIABLES}
+    found = destination("traces", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"})
+
+    assert (defaults["PROTOCOL"], defaults["TIMEOUT"]) == (found.protocol, f"{found.timeout_s * 1000:g}")
+    assert (defaults["COMPRESSION"], defaults["INSECURE"]) == ("none", "false")
+    assert not found.gzip
+    assert defaults["OTEL_SERVICE_NAME"] == service_name({}, {})

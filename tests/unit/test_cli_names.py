@@ -6,6 +6,7 @@ import pytest
 
 from trainspan import names
 from trainspan.cli.main import main
+from trainspan.otel_variables import OTEL_VARIABLES
 from trainspan.settings import VARIABLES
 
 
@@ -15,6 +16,7 @@ def test_every_name_and_setting_is_shown_in_full(
     """Names are there to be copied into a query; one that is cut or wrapped cannot be."""
     monkeypatch.setenv("COLUMNS", "80")
     wanted = [metric.name for metric in names.METRICS] + [variable.name for variable in VARIABLES]
+    wanted += [variable.name for variable in OTEL_VARIABLES]
     wanted += [row.name for row in (*names.SPANS, *names.RESOURCE_ATTRIBUTES, *names.SPAN_ATTRIBUTES, *names.EVENTS)]
 
     main(["names"])
@@ -30,7 +32,7 @@ def test_json_holds_every_table(capsys: pytest.CaptureFixture[str]) -> None:
 
     tables = json.loads(capsys.readouterr().out)
 
-    assert list(tables) == ["spans", "attributes", "metrics", "events", "states", "settings"]
+    assert list(tables) == ["spans", "attributes", "metrics", "events", "states", "settings", "otel"]
     assert [row["name"] for row in tables["metrics"]] == [metric.name for metric in names.METRICS]
     assert tables["metrics"][1] == {
         "name": "training.phase.duration",

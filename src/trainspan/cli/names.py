@@ -1,4 +1,4 @@
-"""`trainspan names`: the tables of `names.py` and `settings.py`, to read or to feed to another program."""
+"""`trainspan names`: every table of names and variables, to read or to feed to another program."""
 
 import argparse
 import json
@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from trainspan import names
 from trainspan.cli.command import OK
+from trainspan.otel_variables import OTEL_VARIABLES
 from trainspan.settings import VARIABLES
 
 EXAMPLES = """\
@@ -19,13 +21,17 @@ examples:
   trainspan names --json | jq -r '.metrics[].name'
 """
 
+WIDEST_NAME: Final = 44
+"""Beside a longer one, what is said of it would be a column of single words."""
+
 _ABOUT: Final = {
     "spans": "Spans: a sampled step's trace, and the attempt's trace.",
     "attributes": "Attributes. `on` says what carries them.",
     "metrics": "Metrics: always on, never sampled.",
     "events": "Events: names of log records.",
     "states": "States a rank's wall clock is charged to; together the elapsed time.",
-    "settings": "Settings: every TRAINSPAN_* variable. OTEL_* mean what the specification says.",
+    "settings": "Settings: every TRAINSPAN_* variable.",
+    "otel": "Every OTEL_* variable that is read, and where it differs from the specification.",
 }
 
 
@@ -82,11 +88,28 @@ def tables() -> dict[str, list[dict[str, Any]]]:
             }
             for variable in VARIABLES
         ],
+        "otel": [
+            {
+                "name": variable.name,
+                "default": variable.default or None,
+                "each_signal": variable.each_signal,
+                "meaning": variable.meaning,
+                "differs": variable.differs or None,
+            }
+            for variable in OTEL_VARIABLES
+        ],
     }
 
 
 def _listing(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Names in full, for they are there to be copied; what is said of them wraps beside."""
+    """Names in full, for they are there to be copied; what is said of them wraps beside, or below long ones."""
+    longest = max(len(row["name"]) for row in rows)
+    if longest > WIDEST_NAME:
+        listing = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+        for row in rows:
+            listing.add_row(row["name"])
+            listing.add_row(Padding(_said_of(title, row), (0, 0, 0, 4)))
+        return listing
     listing = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
     listing.add_column(no_wrap=True)
     listing.add_column()
@@ -104,4 +127,7 @@ def _said_of(title: str, row: Mapping[str, Any]) -> str:
     if title == "settings":
         default = f"; default {row['default']}" if row["default"] else ""
         return f"{row['meaning']} ({row['accepted']}{default})"
+    if title == "otel":
+        default = f" Default {row['default']}." if row["default"] else ""
+        return f"{row['meaning']}{default}" + (f" {row['differs']}" if row["differs"] else "")
     return str(row.get("meaning", ""))

@@ -12,6 +12,7 @@ from typing import Final
 from trainspan import settings
 from trainspan.errors import RecordingError
 from trainspan.identity import Identity
+from trainspan.otel_variables import metric_interval_from, temporality_complaint
 from trainspan.recording.reader import RecordingReader
 from trainspan.relay.assembly import Assembly, Output
 from trainspan.relay.facts_of_run import RunLedger
@@ -39,9 +40,6 @@ SUMMARY_BYTES_PER_S: Final = 100_000
 SUMMARY_SLOWEST_NS: Final = 45_000_000_000
 """A summary holds every process of the node, of all attempts: one that has grown large is written less often, but
 before the report takes the run for silent."""
-
-METRIC_INTERVAL_MS: Final = 60_000
-"""Default of OTEL_METRIC_EXPORT_INTERVAL. Source: OpenTelemetry specification, environment variables."""
 
 WORD_OF_AGENT_NS: Final = 5_000_000_000
 """How long the end of a process waits for a launcher that lives to say how it came."""
@@ -87,13 +85,17 @@ class Pipeline:
         self._outlet: Outlet | None = None
         self._sampling, problems = sampling_from(environ)
         self._histogram, more = histogram_kind_from(environ)
-        for problem in (*problems, *more):
+        interval_ms, of_interval = metric_interval_from(environ)
+        for problem in (*problems, *more, *of_interval):
             log(str(problem))
+        complaint = temporality_complaint(environ)
+        if complaint is not None:
+            log(complaint)
         self._denied = settings.load(environ)[0].metrics_deny or ()
         self._shared = StepAggregates(self._histogram)
         self._health = Health()
         self._started_unix_ns = time.time_ns()
-        self._metric_interval_ns = _metric_interval_ms(environ, log) * 1_000_000
+        self._metric_interval_ns = interval_ms * 1_000_000
         self._next_metrics_ns: int | None = None
         self._next_summary_ns = 0
         self._followers: dict[Path, RankFollower] = {}
@@ -368,11 +370,3 @@ def _orderly_end(follower: RankFollower) -> ProcessEnd:
         return ProcessEnd(closed_ns, "closed")
     kind = follower.exception.get("type")
     return ProcessEnd(closed_ns, "exception", kind if isinstance(kind, str) else None, follower.exception["ts"])
-
-
-def _metric_interval_ms(environ: Mapping[str, str], log: Callable[[str], None]) -> int:
-    text = environ.get("OTEL_METRIC_EXPORT_INTERVAL", "").strip() or str(METRIC_INTERVAL_MS)
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    log(f"OTEL_METRIC_EXPORT_INTERVAL={text!r} is not understood: use milliseconds from 1; going on with 60000")
-    return METRIC_INTERVAL_MS
