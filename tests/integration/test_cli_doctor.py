@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trainspan.cli.checks import endpoints, installation, job, storage
+from trainspan.cli.checks import endpoints, installation, job, signals, storage
 from trainspan.cli.main import main
 from trainspan.relay.otlp.destinations import Destination, Signal
 from trainspan.relay.otlp.reach import ask
@@ -231,6 +231,55 @@ def test_bad_otel_variable_is_a_problem() -> None:
 
     assert [finding.state for finding in findings] == ["problem"]
     assert "OTEL_EXPORTER_OTLP_PROTOCOL='htp' is not understood" in findings[0].text
+
+
+@pytest.mark.parametrize(
+    ("environ", "state", "text"),
+    [
+        ({}, "ok", "traces of the first 5 steps of an attempt, 0.01 of the others, and of slow, failed and last ones;"),
+        ({"OTEL_TRACES_SAMPLER": "always_off"}, "note", "no traces, OTEL_TRACES_SAMPLER=always_off"),
+        (
+            {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.25"},
+            "ok",
+            "traces of 0.25 of the steps and of those that fail, OTEL_TRACES_SAMPLER=traceidratio",
+        ),
+        ({"TRAINSPAN_SPANS_EVERY": "10"}, "ok", "traces of every step that 10 divides, and of slow, failed and last"),
+    ],
+)
+def test_sampling_in_force_is_shown(environ: dict[str, str], state: str, text: str) -> None:
+    """Which steps are in Jaeger is the first thing that surprises."""
+    findings = list(signals.check(environ))
+
+    assert findings[0].state == state
+    assert findings[0].text.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "accepted"),
+    [
+        ("OTEL_TRACES_SAMPLER", "bogus", "use always_on, always_off, "),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "abc", "use milliseconds from 1; going on with 60000"),
+        ("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", "exp", "use explicit_bucket_histogram or "),
+    ],
+)
+def test_variable_that_the_relay_would_complain_of_is_a_problem(variable: str, value: str, accepted: str) -> None:
+    """The relay's log is read by nobody before the run."""
+    report = examined({variable: value})
+
+    [found] = [finding for finding in report["findings"] if finding["state"] == "problem"]
+    assert report["code"] == 1
+    assert found["text"].startswith(f"{variable}={value!r} is not understood: {accepted}")
+    assert found["facts"]["variable"] == variable
+
+
+@pytest.mark.parametrize(("preferred", "notes"), [("delta", 1), ("LowMemory", 1), ("Cumulative", 0), ("", 0)])
+def test_temporality_that_is_not_honoured_is_said(preferred: str, notes: int) -> None:
+    """A backend for deltas shows sums that only grow, and nobody knows why."""
+    findings = signals.check({"OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": preferred})
+
+    said = [finding.text for finding in findings if finding.state == "note"]
+    assert len(said) == notes
+    assert all("is not honoured: metrics are cumulative" in text for text in said)
 
 
 def test_findings_fit_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

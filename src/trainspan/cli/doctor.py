@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trainspan import settings
-from trainspan.cli.checks import endpoints, gpus, installation, job, storage
+from trainspan.cli.checks import endpoints, gpus, installation, job, signals, storage
 from trainspan.cli.checks.finding import Finding
 from trainspan.cli.command import FAILED, OK, USAGE, add_dir, with_dir
 from trainspan.report.render import console_for
@@ -64,6 +64,7 @@ def _findings(in_force: settings.Settings, environ: Mapping[str, str]) -> Iterat
     yield from gpus.check(gpus.probes())
     yield from job.check(in_force, environ)
     yield from storage.check(in_force, environ)
+    yield from signals.check(environ)
     yield from endpoints.check(environ)
 
 
