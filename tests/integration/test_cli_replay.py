@@ -113,6 +113,57 @@ def test_relay_by_hand_serves_a_directory_of_recordings(tmp_path: Path) -> None:
     assert json.loads(report.stdout)["steps"] == STEPS
 
 
+def test_relay_by_hand_waits_for_a_training_that_starts_later(tmp_path: Path) -> None:
+    """A sidecar is up before the job is; who watches it wants to know that it waits, and how long."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    command = [sys.executable, "-m", "trainspan", "relay", "--wait", "150", str(volume)]
+    of_relay = {**os.environ, "TRAINSPAN_DIR": str(tmp_path / "sidecar")}
+    with subprocess.Popen(command, env=of_relay, stderr=subprocess.PIPE, text=True) as relay:
+        assert relay.stderr is not None
+        said = relay.stderr.readline()
+
+        recorded = trainspan(
+            *("run", "--run-id", "pod-1", "--", sys.executable, "-c", TRAINS),
+            TRAINSPAN_RELAY="off",
+            TRAINSPAN_RECORDING_DIR=str(volume),
+            TRAINSPAN_DIR=str(tmp_path / "rank"),
+        )
+        rest = relay.stderr.read()
+
+    assert recorded.returncode == 0
+    assert said.endswith(f" trainspan relay: waiting for a recording in {volume}, up to 150 s\n")
+    assert (relay.returncode, rest) == (0, "")
+    report = trainspan("report", "pod-1", "--json", TRAINSPAN_DIR=str(tmp_path / "sidecar"))
+    assert json.loads(report.stdout)["steps"] == STEPS
+
+
+def test_relay_by_hand_to_which_no_recording_comes_fails(tmp_path: Path) -> None:
+    """A volume that is mounted in another place looks like this, and must not look like a job that was delivered."""
+    ran = trainspan("relay", "--wait", "0.5", str(tmp_path))
+
+    said = [line.partition("trainspan relay: ")[2] for line in ran.stderr.splitlines()]
+    assert ran.returncode == 1
+    assert said == [
+        f"waiting for a recording in {tmp_path}, up to 0.5 s",
+        f"no recording came in {tmp_path}; is it the directory that the ranks record in (TRAINSPAN_RECORDING_DIR)?",
+    ]
+
+
+def test_relay_that_stays_says_what_it_waits_for_and_ends_when_told(tmp_path: Path) -> None:
+    """On a node without jobs it has nothing to do for days, and is drained without an error."""
+    command = [sys.executable, "-m", "trainspan", "relay", "--stay", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as relay:
+        assert relay.stderr is not None
+        said = relay.stderr.readline()
+
+        relay.terminate()
+        rest = relay.stderr.read()
+
+    assert said.endswith(f" trainspan relay: waiting for recordings in {tmp_path}, until it is told to end\n")
+    assert (relay.returncode, rest) == (0, "")
+
+
 def test_relay_of_a_directory_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:
     """A sidecar whose volume is not mounted must not run on as if there were nothing to do."""
     ran = trainspan("relay", str(tmp_path / "nowhere"))

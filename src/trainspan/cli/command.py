@@ -61,6 +61,17 @@ def positive(text: str) -> int:
 positive.__name__ = "whole number from 1"  # argparse names it when it refuses a value
 
 
+def seconds(text: str) -> float:
+    """`text` as a number of seconds above 0, for argparse."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError(text)
+    return number
+
+
+seconds.__name__ = "number of seconds"
+
+
 def with_dir(environ: Mapping[str, str], given: str | None) -> dict[str, str]:
     """`environ` with TRAINSPAN_DIR as given on the command line, where a relative path is allowed."""
     return {**environ, "TRAINSPAN_DIR": str(Path(given).absolute())} if given else dict(environ)

@@ -55,7 +55,7 @@ COMMANDS = (
         "relay",
         "Export recordings by hand: in a sidecar, a DaemonSet, on a login node.",
         "trainspan.cli.relay",
-        "0 delivered, or safe on disk; 1 another relay serves DIR; 2 there is no such DIR",
+        "0 delivered, or safe on disk; 1 another relay serves DIR, or no recording came; 2 there is no such DIR",
     ),
     Command(
         "names",

@@ -1,10 +1,11 @@
 """`trainspan relay`: serves a directory of recordings by hand, where no rank may start a process of its own."""
 
 import argparse
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainspan.cli.command import settings_of
+from trainspan.cli.command import seconds, settings_of
 from trainspan.errors import InputError
 from trainspan.relay import process
 
@@ -17,15 +18,25 @@ examples:
   trainspan relay ~/copied/recordings --run-folder ~/runs/llama-7
 
 It serves every recording below DIR, of any run, and leaves when all of them are
-closed and exported, or with --stay never. SIGTERM ends it once the ranks have
-ended, after 20 s at most. Where to: the OTEL_* variables, else the run folder.
+closed and exported, or with --stay never. It may start before the training: it
+waits for the first recording, 60 s unless --wait says otherwise. SIGTERM ends it
+once the ranks have ended, after 20 s at most. Where to: the OTEL_* variables,
+else the run folder.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `trainspan relay`."""
     parser.add_argument("recording_dir", metavar="DIR", type=Path, help="the directory the ranks record in")
-    parser.add_argument("--stay", action="store_true", help="wait for more recordings, until SIGTERM")
+    until = parser.add_mutually_exclusive_group()
+    until.add_argument("--stay", action="store_true", help="wait for recordings, and for more of them, until SIGTERM")
+    until.add_argument(
+        "--wait",
+        metavar="S",
+        type=seconds,
+        default=process.FIRST_RECORDING_S,
+        help=f"seconds to wait for the first recording (default: {process.FIRST_RECORDING_S:g})",
+    )
     parser.add_argument(
         "--run-folder", metavar="F", type=Path, help="where to write (default: each run's folder in TRAINSPAN_DIR)"
     )
@@ -36,4 +47,5 @@ def execute(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     settings_of(environ)
     if not arguments.recording_dir.is_dir():
         raise InputError(f"{arguments.recording_dir} is not a directory; name the one that the ranks record in")
-    return process.serve(arguments.recording_dir, arguments.run_folder, environ, stay=arguments.stay)
+    wait_s = math.inf if arguments.stay else arguments.wait
+    return process.serve(arguments.recording_dir, arguments.run_folder, environ, by_hand_s=wait_s)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
-from trainspan.cli.command import FAILED, OK, add_dir, settings_of, with_dir
+from trainspan.cli.command import FAILED, OK, add_dir, seconds, settings_of, with_dir
 from trainspan.errors import InputError
 from trainspan.relay.otlp.claims import journals_in
 from trainspan.relay.otlp.replay import Progress, ReplayReport, replay
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="S",
-        type=_seconds,
+        type=seconds,
         default=DEFAULT_TIMEOUT_S,
         help=f"seconds to try for (default: {DEFAULT_TIMEOUT_S:g}); the rest is left for the next time",
     )
@@ -68,16 +68,6 @@ def execute(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     else:
         _show(folder, report)
     return OK if report.complete else FAILED
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < float("inf"):
-        raise ValueError(text)
-    return seconds
-
-
-_seconds.__name__ = "number of seconds"  # argparse names it when it refuses a value
 
 
 def fold(folder: Path, environ: Mapping[str, str]) -> int:

@@ -142,7 +142,7 @@ def serve(
     environ: Mapping[str, str],
     lock: int | None = None,
     *,
-    stay: bool = False,
+    by_hand_s: float | None = None,
 ) -> int:
     """Serve `recording_dir` until its recordings are closed and flushed; the exit code of the relay.
 
@@ -151,7 +151,8 @@ def serve(
         run_folder: where to write; None: the folder of each run in the state directory.
         environ: the settings.
         lock: descriptor that holds the relay's lock already; None: take it.
-        stay: go on waiting for recordings until SIGTERM or SIGINT.
+        by_hand_s: somebody watches, and has it wait so long for the first recording, which is said; `inf`: for more of
+            them too, until SIGTERM or SIGINT. None: whoever started it is about to record.
     """
     if not recording_dir.is_dir():
         log(f"{recording_dir} is not a directory")
@@ -163,6 +164,8 @@ def serve(
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)  # the ranks come first
     told = _told_to_end()
+    stay = by_hand_s == math.inf
+    served = 0
     while descriptor is not None:
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -171,11 +174,26 @@ def serve(
         except SettingError as error:
             log(str(error))
             return 2
-        relay.serve(math.inf if stay else FIRST_RECORDING_S, told)
+        relay.look()
+        if by_hand_s is not None and not served and not relay.recordings:
+            log(f"waiting for {_awaited(recording_dir, by_hand_s)}")
+        relay.serve(FIRST_RECORDING_S if by_hand_s is None else by_hand_s, told)
         relay.close()
+        served += relay.recordings
         if not stay or told.is_set():
             descriptor = _leave(recording_dir, run_folder, descriptor, told)
-    return 0
+    if by_hand_s is None or served or told.is_set():
+        return 0
+    log(
+        f"no recording came in {recording_dir}; is it the directory that the ranks record in (TRAINSPAN_RECORDING_DIR)?"
+    )
+    return 1
+
+
+def _awaited(recording_dir: Path, wait_s: float) -> str:
+    if wait_s == math.inf:
+        return f"recordings in {recording_dir}, until it is told to end"
+    return f"a recording in {recording_dir}, up to {wait_s:g} s"
 
 
 def _told_to_end() -> Event:
