@@ -102,6 +102,7 @@ def test_a_summary_as_it_is_written() -> None:
                 },
                 "states_ns": {"init": 1000, "productive": 70_000_000},
                 "work": {"samples": 96, "tokens": None, "flops": 1.5e9, "mfu": None},
+                "marks_read": 0,
                 "slowest": [
                     {
                         "duration_ns": duration_ms * MS,
@@ -196,6 +197,61 @@ def test_of_the_same_process_twice_the_later_summary_stays() -> None:
     other_way.merge(run_of(early))
 
     assert one_way.ranks == other_way.ranks == {late.recording: late}
+
+
+def test_steps_that_are_read_again_count_once() -> None:
+    """Another relay takes over and reads what the ring still holds; its numbers may be the user's, and begin anew."""
+    rank = RankSummary.from_json(rank_of(durations_ms=(30, 40)).to_json())
+    rank.ending = Ending("running", phase="forward", step=2, still_ns=5)
+
+    rank.resume(ANCHOR)
+    for number, at_ms in ((1, 30), (0, 70)):
+        step = rank_step(number, [(Phase.FORWARD, 10 * MS)], start_ns=1000 + at_ms * MS)
+        rank.add(step, phase_times_of(step), ANCHOR)
+
+    assert (rank.steps, rank.last_step, rank.step_s.count) == (3, 0, 3)
+    assert rank.ending == Ending("running")
+
+
+@pytest.mark.parametrize(
+    ("looks", "lost"),
+    [
+        ([(100, 0)], 0),
+        ([(30, 70), (50, 0)], 0),
+        ([(30, 90)], 20),
+        ([(10, 40), (30, 60)], 40),
+        ([(10, 40), (5, 0), (30, 60)], 45),
+        ([(200, 0), (10, 7)], 7),
+    ],
+)
+def test_marks_are_lost_that_no_reader_has_read(looks: list[tuple[int, int]], lost: int) -> None:
+    """Of 70 marks that the first reader had, the second finds some overwritten; that is no loss."""
+    rank = rank_of()
+    rank.note_marks(60, 10)
+    rank.resume(ANCHOR)
+
+    for read, overwritten in looks:
+        rank.note_marks(read, overwritten)
+
+    assert rank.marks_lost == 10 + lost
+
+
+@pytest.mark.parametrize(
+    ("ending", "end"),
+    [
+        (Ending("running", phase="forward", step=2, still_ns=5), None),
+        (Ending("died", ANCHOR.unix_of(99), "forward", 2, "SIGKILL"), ProcessEnd(99, "died", "SIGKILL")),
+    ],
+)
+def test_end_that_was_found_out_is_known_to_the_next_relay(ending: Ending, end: ProcessEnd | None) -> None:
+    """Who looks an hour later would take the process for dead since then, and not know by what."""
+    rank = rank_of()
+    rank.ending = ending
+
+    found = rank.resume(Anchor(7, ANCHOR.unix_of(7)))
+
+    assert found == end
+    assert rank.ending.how == "running"
 
 
 LAUNCHER = LauncherSummary("a00000", "node0", 7, 1, 1000, 2000, "running", "rendezvous", 500, "open")

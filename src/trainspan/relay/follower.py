@@ -77,15 +77,31 @@ class RankFollower:
         progress: what its framework calls them.
         scalars: what it logs.
         stalls: whether it gives signs; `stalled`: stalls that have begun, until somebody takes them.
+        ended_before: how it has ended, if the relay before this one had found out.
+
+    Args:
+        reader: of its recording.
+        environ: the settings.
+        aggregates: that count its steps; `own`: whether they count its steps alone.
+        known: what the relay before this one has left of it, which is continued; None: nothing.
     """
 
-    def __init__(self, reader: RecordingReader, environ: Mapping[str, str], aggregates: StepAggregates, *, own: bool):
+    def __init__(
+        self,
+        reader: RecordingReader,
+        environ: Mapping[str, str],
+        aggregates: StepAggregates,
+        *,
+        own: bool,
+        known: RankSummary | None = None,
+    ):
         identity = reader.identity
         self.reader = reader
         self.source = RankSource(identity, reader.anchor, rank_resource(identity, environ))
         self.timeline = RankTimeline()
         self.account = Account(reader.process_start_ns)
-        self.summary = RankSummary(reader.path.stem, identity, reader.anchor.unix_of(reader.process_start_ns))
+        self.summary = known or RankSummary(reader.path.stem, identity, self.source.unix_of(reader.process_start_ns))
+        self.ended_before = self.summary.resume(reader.anchor)
         self.segments = Segments(reader.process_start_ns)
         self.exception: Mapping[str, Any] | None = None
         self.torch_import_ns: tuple[int, int] | None = None
@@ -139,7 +155,7 @@ class RankFollower:
             for taker in (self.throughput, self.progress, self.scalars):
                 taker.take(event)
         self.timeline.gap(sighting.lost)
-        self.summary.marks_lost += sighting.lost
+        self.summary.note_marks(len(sighting.marks) // 2, sighting.lost)
         steps = self.timeline.feed(sighting.marks)
         self.named_early, self.timeline.early = self.timeline.early, []
         self._early += [(interval.start_ns, interval.end_ns, interval.phase.wire) for interval in self.named_early]

@@ -55,6 +55,8 @@ class _Dying:
 
     def end(self, launchers: Launchers) -> ProcessEnd:
         """How it ended, as far as that is known now."""
+        if self.follower.ended_before is not None:
+            return self.follower.ended_before
         pid = self.follower.source.identity.pid
         cause = launchers.causes.get(pid)
         if self.closed is not None:
@@ -119,8 +121,9 @@ class Pipeline:
             return
         follower = self._followers.get(reader.path) or self._follow(reader)
         assembly = self._assembly_of(reader.identity)
-        self._count(sighting, now_ns)
+        lost_before = follower.summary.marks_lost
         steps = follower.read(sighting)
+        self._count(sighting, follower.summary.marks_lost - lost_before, now_ns)
         self._ledger.take(follower, steps, sighting.events, now_ns, more=sighting.more)
         follower.resume(self._ledger.history)
         phase_times_ns = follower.count(steps)
@@ -184,11 +187,12 @@ class Pipeline:
             self._outlet = self._open_outlet()
         own = has_own_histograms(reader.identity.world_size)
         aggregates = StepAggregates(self._histogram) if own else self._shared
-        follower = RankFollower(reader, self._environ, aggregates, own=own)
+        known = None if self._summary is None else self._summary.known(reader.path.stem, reader.identity)
+        follower = RankFollower(reader, self._environ, aggregates, own=own, known=known)
         self._followers[reader.path] = follower
         self._assembly_of(reader.identity).followers.append(follower)
         if self._summary is not None:
-            self._summary.add(follower.summary)
+            self._summary.ranks[follower.summary.recording] = follower.summary
         return follower
 
     def _name_node(self, identity: Identity) -> None:
@@ -211,10 +215,10 @@ class Pipeline:
             self._assemblies[identity.attempt] = Assembly(identity, self._sampling, span_names)
         return self._assemblies[identity.attempt]
 
-    def _count(self, sighting: Sighting, now_ns: int) -> None:
+    def _count(self, sighting: Sighting, lost: int, now_ns: int) -> None:
         health = self._health
         health.marks += len(sighting.marks) // 2
-        health.marks_lost += sighting.lost
+        health.marks_lost += lost
         if sighting.marks:
             health.lag_s = max(0, now_ns - sighting.marks[0]) / 1e9
 

@@ -82,6 +82,12 @@ class Ending(NamedTuple):
         )
         return cls(how, at_unix_ns, phase, step, cause, still_ns, entered)
 
+    def process_end(self, anchor: Anchor) -> ProcessEnd | None:
+        """The end as it was told; None while the process runs."""
+        if self.how == "running" or self.at_unix_ns is None:
+            return None
+        return ProcessEnd(self.at_unix_ns - anchor.unix_ns + anchor.monotonic_ns, self.how, self.cause)
+
 
 class RankSummary:
     """One recorded process.
@@ -97,7 +103,8 @@ class RankSummary:
         phase_s: by phase, sketch of its exclusive seconds per step, over the steps that have it.
         states_ns: the account of its wall clock; `elapsed_ns` is what it adds up to.
         work: what its steps worked through, as far as that is known.
-        marks_lost: marks overwritten before they were read; steps are missing when there are any.
+        marks_lost: marks overwritten before anybody read them; steps are missing when there are any.
+        marks_read: marks of the recording that have been read or lost, from its beginning.
         ending: how it stands, or ended.
         energy_j: of its GPU while it trained, for `energy_s` of that time; None: not known.
     """
@@ -116,15 +123,38 @@ class RankSummary:
         self.states_ns: dict[str, int] = {}
         self.work = Work()
         self.marks_lost = 0
+        self.marks_read = 0
         self.ending = Ending("running")
         self.energy_j: float | None = None
         self.energy_s: float | None = None
         self._slowest: list[SlowStep] = []
+        self._at_mark = 0  # of the reading that goes on now
+        self._counted_until_unix_ns: int | None = None
+
+    def resume(self, anchor: Anchor) -> ProcessEnd | None:
+        """Go on from here, now that the recording, with this anchor, is read once more from where it begins by now.
+
+        Which steps are counted is told by their time and not by their number, which may be the user's own.
+
+        Returns:
+            How the process has ended, if that had been found out.
+        """
+        ended, self.ending = self.ending.process_end(anchor), Ending("running")
+        self._at_mark = 0
+        self._counted_until_unix_ns = self.last_end_unix_ns
+        return ended
+
+    def note_marks(self, given: int, lost: int) -> None:
+        """Take over that a look gave so many marks, and that the recording had `lost` others before them."""
+        unread_from = max(self._at_mark, self.marks_read)
+        self.marks_lost += max(self._at_mark + lost - unread_from, 0)
+        self._at_mark += lost + given
+        self.marks_read = max(self.marks_read, self._at_mark)
 
     def add(
         self, step: RankStep, phase_times_ns: Mapping[AnyPhase, int], anchor: Anchor, sampled: str | None = None
     ) -> None:
-        """Count a completed step.
+        """Count a completed step, unless it was counted before `resume`.
 
         Args:
             step: the step.
@@ -134,11 +164,14 @@ class RankSummary:
 
         Cost: 5.5 µs for a plain step.
         """
+        end_unix_ns = anchor.unix_of(step.end_ns)
+        if self._counted_until_unix_ns is not None and end_unix_ns <= self._counted_until_unix_ns:
+            return
         duration_ns = step.end_ns - step.start_ns
         self.steps += 1
         self.microbatches += step.microbatches
         self.last_step = step.number
-        self.last_end_unix_ns = anchor.unix_of(step.end_ns)
+        self.last_end_unix_ns = end_unix_ns
         if self.first_start_unix_ns is None:
             self.first_start_unix_ns = anchor.unix_of(step.start_ns)
         self.step_s.add(duration_ns * _NS)
@@ -209,6 +242,7 @@ class RankSummary:
             "phase_s": {phase.wire: self.phase_s[phase].to_json() for phase in sorted(self.phase_s, key=place_of)},
             "states_ns": self.states_ns,
             "work": self.work._asdict(),
+            "marks_read": self.marks_read,
             "slowest": slowest,
             "ending": self.ending._asdict(),
             "energy_j": self.energy_j,
@@ -230,6 +264,8 @@ class RankSummary:
         rank.states_ns = {state: field(states_ns, state, int) for state in states_ns}
         if "work" in written:  # earlier versions wrote none
             rank.work = read_at("work", _work_from_json, written["work"])
+        if "marks_read" in written:  # nor this
+            rank.marks_read = field(written, "marks_read", int)
         for index, step in enumerate(field(written, "slowest", list)):
             rank._remember(read_at(f"slowest[{index}]", SlowStep.from_json, step))
         for name in ("energy_j", "energy_s"):

@@ -10,6 +10,7 @@ name of its recording, so merging the same one twice is harmless.
 from typing import Any, Final
 
 from trainspan.errors import RecordingError
+from trainspan.identity import Identity
 from trainspan.relay.timeline.fields import field, read_at
 from trainspan.relay.timeline.launcher_summary import LauncherSummary
 from trainspan.relay.timeline.rank_summary import RankSummary
@@ -30,6 +31,11 @@ class Summary:
         self.run = run
         self.ranks: dict[str, RankSummary] = {}
         self.launchers: dict[str, LauncherSummary] = {}
+
+    def known(self, recording: str, identity: Identity) -> RankSummary | None:
+        """What is known of the process that made this recording; None: nothing."""
+        rank = self.ranks.get(recording)
+        return rank if rank is not None and rank.identity == identity else None
 
     def add(self, rank: RankSummary) -> None:
         """Take over a process. If it is known already, the summary that covers more time stays."""
