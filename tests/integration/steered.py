@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainspan.names import Phase
 from trainspan.record.marker import make_marker
@@ -22,6 +22,18 @@ from trainspan.testing.builders import identity_of
 RING_MARKS = 1024
 MARKS_PER_STEP = 8
 PATIENCE_S = 60
+
+
+class PointSeen(NamedTuple):
+    """One point of a cumulative metric. `value`: of a histogram, its count."""
+
+    instance: str
+    rank: int | None
+    metric: str
+    attributes: tuple[Any, ...]
+    start_ns: int
+    time_ns: int
+    value: float
 
 
 class SteeredRank:
@@ -119,6 +131,41 @@ def standings_in(folder: Path) -> dict[int, tuple[int, int | None, str]]:
     return {
         rank["identity"]["rank"]: (rank["steps"], rank["last_step"], rank["ending"]["how"]) for rank in ranks_in(folder)
     }
+
+
+def points_in(folder: Path, metric: str | None = None) -> list[PointSeen]:
+    """The points of a metric, or of all that only ever grow, in the journals of a run folder, in order."""
+    found = []
+    for journal in sorted(folder.glob("metrics*.jsonl")):
+        for line in journal.read_bytes().splitlines():
+            for under in json.loads(line)["resourceMetrics"]:
+                who = _attributes(under["resource"])
+                for one in (one for scope in under["scopeMetrics"] for one in scope["metrics"]):
+                    if metric is None or one["name"] == metric:
+                        found += _points(who, one)
+    return found
+
+
+def _points(who: dict[str, Any], metric: dict[str, Any]) -> list[PointSeen]:
+    grows = [metric[kind] for kind in ("sum", "histogram") if kind in metric and metric[kind].get("isMonotonic", True)]
+    return [
+        PointSeen(
+            who["service.instance.id"],
+            who.get("training.rank"),
+            metric["name"],
+            tuple(_attributes(point).values()),
+            int(point["startTimeUnixNano"]),
+            int(point["timeUnixNano"]),
+            float(next(point[kind] for kind in ("asInt", "asDouble", "count") if kind in point)),
+        )
+        for kind in grows
+        for point in kind["dataPoints"]
+    ]
+
+
+def _attributes(of: dict[str, Any]) -> dict[str, Any]:
+    found = {one["key"]: next(iter(one["value"].items())) for one in of.get("attributes", ())}
+    return {key: int(value) if kind == "intValue" else value for key, (kind, value) in found.items()}
 
 
 def _take_steps(directory: Path, asked: dict[str, Any]) -> None:

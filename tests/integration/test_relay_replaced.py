@@ -16,6 +16,7 @@ from tests.integration.steered import (
     SteeredRank,
     clean_environ,
     kill,
+    points_in,
     ranks_in,
     standings_in,
     start_relay,
@@ -111,3 +112,50 @@ def test_marks_that_nobody_has_read_are_lost_and_no_others(places: Places, rank:
     overwritten = 250 * MARKS_PER_STEP - RING_MARKS + layout.HALF_STORED
     assert told["marks_lost"] == overwritten - 50 * MARKS_PER_STEP
     assert told["steps"] == 50 + RING_MARKS // MARKS_PER_STEP - 1
+
+
+@pytest.mark.parametrize("behind", [0, 20])
+def test_recording_is_deleted_once_all_it_held_is_on_disk(places: Places, behind: int) -> None:
+    """A relay that is killed the moment after has nothing left in its memory that cannot be had again.
+
+    The steps that the other rank has not come to wait for it, for ten seconds.
+    """
+    first, second = SteeredRank(places.recordings, 0, 2), SteeredRank(places.recordings, 1, 2)
+    relay = start_relay(*places)
+    first.step(50)
+    second.step(50 - behind)
+    wait_until(lambda: standings_in(places.folder).get(1, (0,))[0] == 50 - behind, "the relay has read the steps")
+    first.close()
+
+    wait_until(lambda: not first.recording.exists(), "the recording is deleted")
+    kill(relay)
+
+    assert standings_in(places.folder)[0] == (50, 49, "closed")
+    assert [point.value for point in points_in(places.folder, "training.steps") if point.rank == 0] == [50]
+    second.close()
+    assert start_relay(*places).wait(PATIENCE_S) == 0
+    assert standings_in(places.folder)[0] == (50, 49, "closed")
+
+
+def test_how_a_rank_ended_stays_as_the_first_relay_found_out(places: Places) -> None:
+    """It is looked at late by the next one, for which the process has been dead for as long as anybody knows."""
+    rank, other = SteeredRank(places.recordings, 0, 2), SteeredRank(places.recordings, 1, 2)
+    relay = start_relay(*places)
+    for one in (rank, other):
+        one.step(10)
+    wait_until(lambda: standings_in(places.folder).get(0, (0,))[0] == 10, "the relay has read the steps")
+    kept = {
+        path: path.read_bytes() for path in (rank.recording, rank.recording.with_suffix(".events")) if path.exists()
+    }
+    rank.kill()
+    wait_until(lambda: standings_in(places.folder)[0][2] == "died", "the end is in the summary")
+    kill(relay)
+    for path, content in kept.items():
+        path.write_bytes(content)  # as if the relay had been killed before it had deleted them
+        path.chmod(0o600)
+    [found] = [told["ending"] for told in ranks_in(places.folder) if told["identity"]["rank"] == 0]
+    other.close()
+
+    assert start_relay(*places).wait(PATIENCE_S) == 0
+
+    assert [told["ending"] for told in ranks_in(places.folder) if told["identity"]["rank"] == 0] == [found]

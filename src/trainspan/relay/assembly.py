@@ -8,6 +8,7 @@ many, is decided with what is there, and what comes later joins its trace.
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from trainspan import names
@@ -160,6 +161,10 @@ class Assembly:
         """Decide everything that is left, and hand it out."""
         self.close()
         return self._take_output()
+
+    def awaited(self) -> set[Path]:
+        """The recordings of which a step waits for other ranks."""
+        return {part.follower.reader.path for parts in self._waiting.values() for part in parts}
 
     def close(self) -> None:
         """Decide everything that is left and end the attempt's trace, once."""

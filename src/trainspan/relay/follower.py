@@ -127,7 +127,6 @@ class RankFollower:
         self._compiling: list[tuple[int, int]] = []  # monotonic, in order of what was told
         self.uses: ToldDevice | None = None
         self.energy_j: dict[AnyPhase, float] = {}
-        self._told_energy_j = 0.0
         self._carbon_g_per_kwh = load(environ)[0].carbon_g_per_kwh
         self.named_early: list[Interval] = []
         self.said = Said()
@@ -144,7 +143,7 @@ class RankFollower:
         self._last_step_end_ns: int | None = None
         self._early: list[tuple[int, int, str]] = []  # what the rank was held up by before its first step
         self._resumed = False
-        self._reported_end = False
+        self._reported: tuple[bool, int, float] | None = None
 
     def read(self, sighting: Sighting) -> list[RankStep]:
         """The steps that what was seen completes."""
@@ -247,10 +246,11 @@ class RankFollower:
     def read_metrics(self, now_ns: int, history: LiveHistory) -> RankReading | None:
         """What its metrics are made of; None once its end has been told."""
         total_j = sum(self.energy_j.values())
-        # The energy of its last moments becomes known after its end.
-        if self._reported_end and total_j == self._told_energy_j:
+        # The energy of its last moments becomes known after its end; its last steps may have to wait for other ranks.
+        known = self.end is not None, self.summary.steps, total_j
+        if self.end is not None and known == self._reported:
             return None
-        self._reported_end, self._told_energy_j = self.end is not None, total_j
+        self._reported = known
         identity = self.source.identity
         said = history.of_rank(identity.rank, identity.attempt, self.source.unix_of(now_ns))
         return RankReading(

@@ -149,14 +149,19 @@ class Pipeline:
         self._put_launches(now_ns, leaving=False)
         for assembly in self._assemblies.values():
             self._put(assembly.turn(now_ns))
-        self._remove_retired()
         if self._next_metrics_ns is None:
             self._next_metrics_ns = now_ns + self._metric_interval_ns
+        summary_due = now_ns >= self._next_summary_ns
         if now_ns >= self._next_metrics_ns:
             self._next_metrics_ns = now_ns + self._metric_interval_ns
             self._put_metrics(now_ns)
-        if now_ns >= self._next_summary_ns:
-            self._next_summary_ns = now_ns + summary_interval_ns(self._write_summary())
+        elif summary_due and self._retired:
+            self._put_metrics(now_ns)  # of hundreds of processes that end in a row, once
+        if summary_due:
+            size_bytes = self._write_summary()
+            self._next_summary_ns = now_ns + summary_interval_ns(size_bytes or 0)
+            if size_bytes is not None:
+                self._remove_retired()
 
     def busy(self) -> bool:
         """Whether the end of a process is still being cleared up, or the energy of its last moments."""
@@ -170,8 +175,8 @@ class Pipeline:
             self._put(assembly.finish())
         self._ledger.close()
         self._put_metrics(now_ns)
-        self._remove_retired()
         self._write_summary()
+        self._remove_retired()
         self._gpus.close()
         if self._outlet is not None and not self._outlet.close(timeout_s):
             for place, signals, reason in self._outlet.untaken():
@@ -316,11 +321,16 @@ class Pipeline:
         health.spool_dropped = {signal: state.dropped for signal, state in outlets.items()}
 
     def _remove_retired(self) -> None:
-        """Delete the recordings that have ended: what they held is in the journal by now."""
+        """Delete the recordings that have ended: what they held is in the journals and the summary by now.
+
+        But for those with steps that wait for other ranks.
+        """
+        awaited = {path for assembly in self._assemblies.values() for path in assembly.awaited()}
         for reader in self._retired:
-            reader.remove()
-            reader.close()
-        self._retired.clear()
+            if reader.path not in awaited:
+                reader.remove()
+                reader.close()
+        self._retired = [reader for reader in self._retired if reader.path in awaited]
 
     def _read_summary(self, run: str) -> Summary:
         """The summary of earlier attempts, which this one continues."""
@@ -335,8 +345,8 @@ class Pipeline:
             path.replace(aside)
             return Summary(run)
 
-    def _write_summary(self) -> int:
-        """How many bytes it has."""
+    def _write_summary(self) -> int | None:
+        """How many bytes it has; None: the disk has not taken it."""
         if self._summary is None:
             return 0
         for follower in self._followers.values():
@@ -354,6 +364,7 @@ class Pipeline:
             spare.replace(path)
         except OSError as error:
             self._log(f"{path} cannot be written ({error.strerror}); the report will not see the newest steps")
+            return None
         return len(text)
 
     def _summary_path(self) -> Path:
