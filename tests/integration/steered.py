@@ -133,11 +133,12 @@ def standings_in(folder: Path) -> dict[int, tuple[int, int | None, str]]:
     }
 
 
-def points_in(folder: Path, metric: str | None = None) -> list[PointSeen]:
+def points_in(folder: Path, metric: str | None = None, journals: str = "metrics*.jsonl") -> list[PointSeen]:
     """The points of a metric, or of all that only ever grow, in the journals of a run folder, in order."""
     found = []
-    for journal in sorted(folder.glob("metrics*.jsonl")):
-        for line in journal.read_bytes().splitlines():
+    for journal in sorted(folder.glob(journals)):
+        *lines, _being_written = journal.read_bytes().split(b"\n")
+        for line in lines:
             for under in json.loads(line)["resourceMetrics"]:
                 who = _attributes(under["resource"])
                 for one in (one for scope in under["scopeMetrics"] for one in scope["metrics"]):

@@ -196,5 +196,6 @@ def test_run_that_trains_says_nothing_of_its_launcher(tmp_path: Path) -> None:
 
     assert [launcher.came_to_ranks for launcher in report.launchers] == [True]
     assert shown(report)[0] == f"run {RUN}: finished"
-    files = {"logs.jsonl", "metrics.jsonl", "summary.json", "traces.jsonl", f"relay.{os.uname().nodename}.log"}
+    journals = {"logs.jsonl", "metrics.jsonl", "traces.jsonl"}
+    files = {*journals, "summary.json", ".summary.json.lock", f"relay.{os.uname().nodename}.log"}
     assert {entry.name for entry in folder.iterdir() if entry.is_file()} == files

@@ -48,6 +48,14 @@ def test_node_is_identified_whole() -> None:
     assert dict(found.attributes) == {**shared, "service.instance.id": "run-7-node1"}
 
 
+def test_relay_beside_the_nodes_own_speaks_under_a_name_of_its_own() -> None:
+    """Two values of one series would be one too many; and the name comes back when the rank does."""
+    found = node_resource("run-7", 2, 1, "node-b", {}, rank_beside=5)
+
+    assert found.attributes["service.instance.id"] == "run-7-node1-rank5"
+    assert found.attributes["training.node_rank"] == 1
+
+
 def test_variable_that_is_no_utf8_is_sent_with_a_mark_in_its_place() -> None:
     """The encoder would leave out the whole attribute, and say so for each batch."""
     environ = {"OTEL_SERVICE_NAME": "train\udcff", "OTEL_RESOURCE_ATTRIBUTES": "team=\udce9quipe"}

@@ -29,6 +29,7 @@ from trainspan.relay.signals.metrics import (
     histogram_kind_from,
     metrics_of,
 )
+from trainspan.relay.summary_file import SummaryFile
 from trainspan.relay.tail import Sighting
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.relay.timeline.summary import Summary
@@ -105,6 +106,7 @@ class Pipeline:
         self._assemblies: dict[int, Assembly] = {}
         self._dying: list[_Dying] = []
         self._summary: Summary | None = None
+        self._summary_file: SummaryFile | None = None
         self._ledger = RunLedger(folder, os.uname().nodename, self._started_unix_ns, log)
         self._retired: list[RecordingReader] = []
 
@@ -178,6 +180,8 @@ class Pipeline:
         self._write_summary()
         self._remove_retired()
         self._gpus.close()
+        if self._summary_file is not None:
+            self._summary_file.release()
         if self._outlet is not None and not self._outlet.close(timeout_s):
             for place, signals, reason in self._outlet.untaken():
                 self._log(
@@ -204,7 +208,9 @@ class Pipeline:
         """The first rank has come: what was written until now of launchers alone goes on under the node's name."""
         launchers, path = self._summary, self._summary_path()
         self._node_rank = identity.node_rank
+        self._summary_file = SummaryFile(self._folder, identity.node_rank)
         self._summary = self._read_summary(identity.run)
+        self._summary.merge(self._summary_file.take_left_behind(identity.run))
         if launchers is not None:
             self._summary.merge(launchers)
             path.unlink(missing_ok=True)
@@ -287,14 +293,24 @@ class Pipeline:
             return
         identity = speaker.source.identity
         self._refresh_health(self._outlet)
-        resource = node_resource(identity.run, identity.attempt, self._node_rank, identity.host, self._environ)
+        node_rank, beside = self._node_rank, self._rank_beside()
+        resource = node_resource(
+            identity.run, identity.attempt, node_rank, identity.host, self._environ, rank_beside=beside
+        )
         shared = None if has_own_histograms(identity.world_size) else self._shared
-        # One node speaks of the job.
-        restarts = history.restarts(self._launchers.reasons()) if self._node_rank == 0 else {}
+        # One relay speaks of the job.
+        leads = any(follower.source.identity.rank == 0 for follower in self._followers.values())
+        restarts = history.restarts(self._launchers.reasons()) if leads else {}
         launched = self._launchers.time_s(), self._launchers.metrics()
         gpus = self._gpus.readings
         node = NodeReading(resource, self._started_unix_ns, self._health, shared, restarts, gpus, *launched)
         self._outlet.put_metrics(metrics_of(readings, node, time.time_ns(), self._denied))
+
+    def _rank_beside(self) -> int | None:
+        """A rank by which a relay beside the node's can be told from it; None for the node's."""
+        if self._summary_file is None or not self._summary_file.beside:
+            return None
+        return next(iter(self._followers.values())).source.identity.rank
 
     def _charge_energy(self, now_ns: int) -> None:
         self._gpus.look(now_ns)
@@ -365,12 +381,14 @@ class Pipeline:
         except OSError as error:
             self._log(f"{path} cannot be written ({error.strerror}); the report will not see the newest steps")
             return None
+        if self._summary_file is not None:
+            self._summary_file.remove_left_behind()
         return len(text)
 
     def _summary_path(self) -> Path:
-        if self._node_rank is None:
+        if self._summary_file is None:
             return self._folder / f"summary.launcher-{os.uname().nodename}.json"
-        return self._folder / (f"summary.{self._node_rank}.json" if self._node_rank else "summary.json")
+        return self._summary_file.path
 
 
 def summary_interval_ns(size_bytes: int) -> int:

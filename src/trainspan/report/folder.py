@@ -11,6 +11,7 @@ from trainspan.errors import RecordingError, RunNotFound
 from trainspan.relay.timeline.summary import Summary
 
 SUMMARIES = "summary*.json"
+_TRIES = 5
 
 
 class Loaded(NamedTuple):
@@ -48,7 +49,14 @@ def load_run(folder: Path) -> Loaded:
         RunNotFound: nothing is there to read yet.
         RecordingError: a summary is torn or of another version.
     """
-    paths = sorted(folder.glob(SUMMARIES))
+    for _ in range(_TRIES):
+        # A relay may take what another one has left into its own file between the list and the reading.
+        with contextlib.suppress(FileNotFoundError):
+            return _load(folder, sorted(folder.glob(SUMMARIES)))
+    raise RunNotFound(f"{folder}: its summaries come and go; try again")
+
+
+def _load(folder: Path, paths: list[Path]) -> Loaded:
     if not paths:
         raise RunNotFound(
             f"{folder} holds no summary: no step has been read yet; if nothing reads it (TRAINSPAN_RELAY=off), "
@@ -65,6 +73,8 @@ def load_run(folder: Path) -> Loaded:
 def _read(path: Path) -> Summary:
     try:
         return Summary.from_json(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise RunNotFound(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:

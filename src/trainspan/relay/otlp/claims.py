@@ -44,8 +44,12 @@ def name_of(signal: Signal, node_rank: int) -> str:
 
 def spare_name_of(signal: Signal) -> str:
     """The file of a process whose node's file is held by another: `traces.<host>-<pid>.jsonl`."""
-    host = re.sub(r"[^A-Za-z0-9-]", "-", os.uname().nodename)[:64]
-    return f"{signal}.{host}-{os.getpid()}.jsonl"
+    return f"{signal}.{host_in_names()}-{os.getpid()}.jsonl"
+
+
+def host_in_names() -> str:
+    """This host as the name of a file has it."""
+    return re.sub(r"[^A-Za-z0-9-]", "-", os.uname().nodename)[:64]
 
 
 def signal_of(journal: Path) -> Signal:

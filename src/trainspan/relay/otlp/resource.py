@@ -78,6 +78,8 @@ def node_resource(
     host: str,
     environ: Mapping[str, str],
     recorded: Mapping[str, str] | None = None,
+    *,
+    rank_beside: int | None = None,
 ) -> HashedResource:
     """The resource of what a node sends for itself: its GPUs, its host, its launcher, the relay's own health.
 
@@ -88,13 +90,15 @@ def node_resource(
         host: name of the host.
         environ: the environment, read by allow-list.
         recorded: what the launcher wrote of its place; None for what the relay itself says.
+        rank_beside: a rank of the relay that speaks, where the node's relay is another one; None: it is that one.
     """
+    place = host if node_rank is None else f"node{node_rank}"
     return _resource(
         environ,
         recorded or {},
         detected={"host.name": host},
         own={
-            "service.instance.id": f"{run}-{host}" if node_rank is None else f"{run}-node{node_rank}",
+            "service.instance.id": f"{run}-{place}" + ("" if rank_beside is None else f"-rank{rank_beside}"),
             names.RUN_ID: run,
             names.ATTEMPT: attempt,
             **({} if node_rank is None else {names.NODE_RANK: node_rank}),

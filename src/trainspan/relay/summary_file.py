@@ -1,0 +1,99 @@
+"""The file that a relay writes for the report, which no other relay writes.
+
+    summary.json, summary.3.json      of a node, by its rank
+    summary.<host>-<pid>.json         of a relay beside the one that has the node's: each rank has a relay thread of
+                                      its own, or two hosts both take themselves for the first node
+
+A summary is put in the place of the one before it, and a lock on it would go with that one. So the lock is on an empty
+file beside it: `.summary.json.lock`. What a relay that is gone has left under a name of its own, the next one of this
+host takes into its own file. The report reads them all.
+"""
+
+import contextlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from trainspan.errors import RecordingError, RecordingRefused
+from trainspan.relay.otlp.claims import Claim, claim_file, host_in_names
+from trainspan.relay.timeline.summary import Summary
+
+_OWN_NAME: Final = "summary.{host}-{pid}.json"
+
+
+class SummaryFile:
+    """The one that a relay writes, from now on until it is released.
+
+    Args:
+        folder: the run folder.
+        node_rank: rank of the node in the job.
+
+    Attributes:
+        path: of the file; it need not exist.
+        beside: whether another relay has the node's file.
+    """
+
+    def __init__(self, folder: Path, node_rank: int):
+        self.path = folder / (f"summary.{node_rank}.json" if node_rank else "summary.json")
+        # Where a file system has no locks, the node's relay is alone for all we know.
+        self._claim = _claim(self.path, unlocked=True)
+        self.beside = self._claim is None
+        if self.beside:
+            self.path = folder / _OWN_NAME.format(host=host_in_names(), pid=os.getpid())
+            self._claim = _claim(self.path, unlocked=True)
+        self._left_behind: dict[Path, Claim] = {}
+
+    def take_left_behind(self, run: str) -> Summary:
+        """What relays of this host have left of the run that are gone; this relay's file is to hold it from now on."""
+        found = Summary(run)
+        pattern = re.compile(_OWN_NAME.format(host=re.escape(host_in_names()), pid="[0-9]+"))
+        for path in sorted(self.path.parent.glob("summary.*.json")):
+            if path == self.path or not pattern.fullmatch(path.name):
+                continue
+            claimed = _claim(path, unlocked=False)
+            if claimed is None:
+                continue
+            try:
+                found.merge(Summary.from_json(json.loads(path.read_bytes())))
+                self._left_behind[path] = claimed
+            except FileNotFoundError:
+                _remove(path, claimed)  # another relay was faster; only the lock's file is there again
+            except (OSError, ValueError, RecordingError):
+                claimed.release()  # it stays for the report, which says what is wrong with it
+        return found
+
+    def remove_left_behind(self) -> None:
+        """Take away what `take_left_behind` has found: it is in this relay's file by now."""
+        for path, claimed in self._left_behind.items():
+            _remove(path, claimed)
+        self._left_behind.clear()
+
+    def release(self) -> None:
+        """Let another relay have it."""
+        for claimed in self._left_behind.values():
+            claimed.release()
+        self._left_behind.clear()
+        if self._claim is not None:
+            if self.beside:
+                _lock_of(self.path).unlink(missing_ok=True)
+            self._claim.release()
+            self._claim = None
+
+
+def _claim(path: Path, *, unlocked: bool) -> Claim | None:
+    with contextlib.suppress(RecordingRefused):  # that the folder cannot be written is said when the summary is
+        return claim_file(_lock_of(path), os.O_CREAT, unlocked=unlocked)
+    return None
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
+
+
+def _remove(path: Path, claimed: Claim) -> None:
+    for one in (path, _lock_of(path)):
+        with contextlib.suppress(OSError):
+            one.unlink()
+    claimed.release()
