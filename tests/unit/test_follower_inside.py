@@ -193,13 +193,15 @@ def test_counters_and_facts_are_read_with_distrust(follower: RankFollower) -> No
     """A log can hold anything."""
     compiled = {"ts": 1, "event": "compiled", "compilations": 3, "recompilations": -1, "graph_breaks": "many"}
     ddp = {"ts": 1, "event": "ddp", "backward_comm_ns": 5, "bucket_bytes": True, "iteration": 2}
+    allocator = {"ts": 1, "event": "allocator", "reserved_bytes": 8, "retries": 1 << 64, "ooms": True, "more": 1}
     facts = {"ts": 7, "event": "facts", "attributes": {"training.model.class": "Net", "x": [1], "": 2}}
 
-    look(follower, [], compiled, ddp, facts)
+    look(follower, [], compiled, ddp, allocator, facts)
 
     reading = reading_of(follower)
     assert reading.compiled == {"compilations": 3}
     assert reading.reducer == {"backward_comm_ns": 5}
+    assert reading.allocator == {"reserved_bytes": 8}
     assert (follower.facts, follower.started_ns) == ({"training.model.class": "Net"}, 7)
 
 

@@ -226,9 +226,10 @@ def test_last_value_of_each_name_stands() -> None:
     assert scalars.logged() == Logged()
 
     scalars.take({"event": "scalars", "values": {"loss": 2, "lr": 0.1}, "counters": {"skipped": 1}})
-    scalars.take({"event": "scalars", "values": {"loss": float("inf"), "bad": "x"}, "counters": {}, "dropped": 4})
+    odd = {"loss": float("inf"), "bad": "x", "beyond": 10**400, "lr": 0.2}
+    scalars.take({"event": "scalars", "values": odd, "counters": {}, "dropped": 4})
 
-    assert scalars.logged() == Logged({"loss": float("inf"), "lr": 0.1}, {"skipped": 1.0}, 5)
+    assert scalars.logged() == Logged({"loss": float("inf"), "lr": 0.2}, {"skipped": 1.0}, 6)
 
 
 @pytest.mark.parametrize(("world_size", "names"), [(1, MOST_NAMES), (128, 64), (100_000, LEAST_NAMES)])

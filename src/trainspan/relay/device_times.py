@@ -77,7 +77,7 @@ class DeviceTimes:
         if event["event"] == "device_events":
             share = optional(event, "share", float)
             self._from = field(event, "from_step", int)
-            if share is not None:
+            if share is not None and 0 <= share <= 1:
                 self._sampling = Sampling("traceidratio", share)
         elif event["event"] == "device_step":
             device = device_step_of(event)

@@ -129,11 +129,11 @@ class RankFacts:
         """The facts in an event, which is read with distrust."""
         kind, name, step = event.get("kind"), event.get("file"), event.get("step")
         start_ns, end_ns = event.get("start_ns"), event.get("end_ns")
-        if kind not in _STATE_OF_KIND or not isinstance(name, str):
+        if not (isinstance(kind, str) and kind in _STATE_OF_KIND and isinstance(name, str)):
             return []
         if not (isinstance(step, int) and isinstance(start_ns, int) and isinstance(end_ns, int)):
             return []
-        if step < 0 or not 0 <= start_ns <= end_ns < 1 << 62:
+        if not 0 <= step < 1 << 62 or not 0 <= start_ns <= end_ns < 1 << 62:
             return []
         facts: list[Fact] = []
         # Within steps the marks tell; before the first there may have been nobody to mark.

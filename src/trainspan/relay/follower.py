@@ -19,7 +19,7 @@ from trainspan.relay.signals.spans import RankPart
 from trainspan.relay.tail import Sighting
 from trainspan.relay.timeline.checkpoints import Checkpoint, checkpoint_of
 from trainspan.relay.timeline.collectives import Call, Collectives
-from trainspan.relay.timeline.counters import COMPILED, REDUCER, counts_of
+from trainspan.relay.timeline.counters import ALLOCATOR, COMPILED, REDUCER, counts_of
 from trainspan.relay.timeline.energy import Charge
 from trainspan.relay.timeline.own_time import OwnTime
 from trainspan.relay.timeline.progress import Position, Progress
@@ -30,7 +30,7 @@ from trainspan.relay.timeline.segments import Segment, Segments
 from trainspan.relay.timeline.stalls import Stalls, Standing
 from trainspan.relay.timeline.steps import RankTimeline
 from trainspan.relay.timeline.throughput import FlopsKnown, Throughput
-from trainspan.relay.timeline.told import Told, Value, attributes_of, told_of
+from trainspan.relay.timeline.told import Told, Value, attributes_of, texts_of, times_of, told_of
 from trainspan.relay.timeline.validation import loop_of
 from trainspan.relay.timeline.waits import Stay, Wait
 from trainspan.sampling import sampling_from
@@ -110,7 +110,7 @@ class RankFollower:
         self.last_number: int | None = None
         self.alive_ns: int | None = None
         self.device = DeviceTimes(identity, sampling_from(environ)[0])
-        self.allocator: Mapping[str, Any] = {}
+        self.allocator: Mapping[str, int] = {}
         self.out_of_memory: list[Mapping[str, Any]] = []
         self.checkpoints: list[Checkpoint] = []
         self.checkpoints_told = 0
@@ -305,7 +305,7 @@ class RankFollower:
         if kind == "exception":
             self.exception = event
         elif kind == "allocator":
-            self.allocator = event
+            self.allocator = counts_of(event, ALLOCATOR)
         elif kind == "out_of_memory":
             self.out_of_memory.append(event)
         elif kind == "facts":
@@ -322,11 +322,11 @@ class RankFollower:
             self._take_rare(event)
 
     def _take_rare(self, event: Mapping[str, Any]) -> None:
-        kind, times = event["event"], (event.get("start_ns"), event.get("end_ns"))
-        if kind == "place" and isinstance(event.get("attributes"), dict):
-            self._add_to_place({key: value for key, value in event["attributes"].items() if isinstance(value, str)})
-        elif kind == "import" and isinstance(times[0], int) and isinstance(times[1], int):
-            self.torch_import_ns = times[0], times[1]
+        kind = event["event"]
+        if kind == "place":
+            self._add_to_place(texts_of(event))
+        elif kind == "import":
+            self.torch_import_ns = times_of(event) or self.torch_import_ns
         elif kind == "phase_name":
             self._take_phase_name(event)
         elif self.said.take(event):

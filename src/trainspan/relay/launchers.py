@@ -13,6 +13,7 @@ from trainspan.relay.signals.spans import Span, Spans
 from trainspan.relay.tail import Sighting
 from trainspan.relay.timeline.launcher_summary import LauncherEnd, LauncherSummary, Outcome
 from trainspan.relay.timeline.launches import Launches, cause_of
+from trainspan.relay.timeline.told import texts_of
 from trainspan.sampling import Sampling, SpanNames
 
 GRACE_NS: Final = 5_000_000_000
@@ -42,9 +43,8 @@ class Launcher:
     def take(self, event: Mapping[str, Any]) -> None:
         """Take over what it tells."""
         self.launches.take(event)
-        place = event.get("attributes") if event["event"] == "place" else None
-        if isinstance(place, dict):
-            self.place = {key: value for key, value in place.items() if isinstance(value, str)}
+        if event["event"] == "place":
+            self.place = texts_of(event)
         at_ns = event.get("ts")
         if type(at_ns) is int and self.seen_ns < at_ns < 1 << 62:
             self.seen_ns = at_ns

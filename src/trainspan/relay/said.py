@@ -9,6 +9,7 @@ from trainspan.relay.timeline.user_events import UserEvent, configured_of, user_
 
 _KIND_CHARACTERS: Final = 64
 _KINDS: Final = 32
+_MOST_CALLS: Final = 1 << 48
 
 
 class Said:
@@ -54,5 +55,8 @@ class Said:
 
     def _take_misuse(self, event: Mapping[str, Any]) -> None:
         kind, count = event.get("kind"), event.get("count")
-        if isinstance(kind, str) and type(count) is int and (kind in self.misuse or len(self.misuse) < _KINDS):
-            self.misuse[kind[:_KIND_CHARACTERS]] = max(count, 0)
+        # The node's ranks are added up, and a counter has 64 bits.
+        if not (isinstance(kind, str) and type(count) is int and 0 <= count < _MOST_CALLS):
+            return
+        if kind in self.misuse or len(self.misuse) < _KINDS:
+            self.misuse[kind[:_KIND_CHARACTERS]] = count

@@ -10,7 +10,7 @@ Exponential histograms follow the same rule.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from opentelemetry.sdk.metrics.export import (
     ExponentialHistogram,
@@ -125,7 +125,7 @@ class RankReading(NamedTuple):
     account: Account
     now_ns: int | None
     aggregates: StepAggregates | None
-    allocator: Mapping[str, Any] = {}
+    allocator: Mapping[str, int] = {}
     goodput: Mapping[str, float] = {}
     deviation_s: float | None = None
     checkpoint_bytes: int | None = None
@@ -315,19 +315,13 @@ def _work(rank: RankReading, span: tuple[int, int]) -> list[Metric]:
     ]
 
 
-def _allocator(counters: Mapping[str, Any], span: tuple[int, int]) -> list[Metric]:
-    """What the rank tells of the allocator, which is read with distrust."""
-
-    def count(name: str) -> int | None:
-        value = counters.get(name)
-        return value if isinstance(value, int) else None
-
-    usage = {state: value for state, name in _MEMORY_STATES.items() if (value := count(name)) is not None}
+def _allocator(counters: Mapping[str, int], span: tuple[int, int]) -> list[Metric]:
+    usage = {state: counters[name] for state, name in _MEMORY_STATES.items() if name in counters}
     return [
         *_numbers(names.ALLOCATOR_USAGE, usage, span),
-        *_numbers(names.ALLOCATOR_PEAK, {None: count("allocated_peak_bytes")}, span),
-        *_numbers(names.ALLOCATOR_RETRIES, {None: count("retries")}, span),
-        *_numbers(names.ALLOCATOR_OOMS, {None: count("ooms")}, span),
+        *_numbers(names.ALLOCATOR_PEAK, {None: counters.get("allocated_peak_bytes")}, span),
+        *_numbers(names.ALLOCATOR_RETRIES, {None: counters.get("retries")}, span),
+        *_numbers(names.ALLOCATOR_OOMS, {None: counters.get("ooms")}, span),
     ]
 
 

@@ -16,6 +16,7 @@ MOST_GROUPS: Final = 1024
 MOST_KINDS: Final = 4096
 _CHARACTERS: Final = 64
 _LARGEST: Final = 1 << 62
+_MOST_CALLS: Final = 1 << 48  # the kinds of a group are added up, and a count has 64 bits
 _PAIRS: Final = frozenset({"send", "recv"})
 
 
@@ -124,6 +125,8 @@ class Collectives:
         if not (isinstance(pair, list) and len(pair) == 2 and all(type(n) is int and 0 <= n < _LARGEST for n in pair)):
             return []
         number, count = pair
+        if count >= _MOST_CALLS:
+            return []
         more = count - self._counts.get(number, 0)
         if number not in self._kinds or more <= 0:
             return []

@@ -1,10 +1,14 @@
-"""Counters and times that a rank tells of its compiler and its reducer, the newest only. Read with distrust."""
+"""Counters and times that a rank tells of its allocator, its compiler and its reducer, the newest only.
+
+Read with distrust: a log can hold anything.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
 _LARGEST: Final = 1 << 62
 
+ALLOCATOR: Final = ("reserved_bytes", "active_bytes", "allocated_bytes", "allocated_peak_bytes", "retries", "ooms")
 COMPILED: Final = ("compilations", "recompilations", "graph_breaks")
 REDUCER: Final = (
     "forward_compute_ns",

@@ -9,6 +9,8 @@ T = TypeVar("T")
 def field(written: Any, name: str, *kinds: type) -> Any:
     """The value of `name` in the object `written`, which is of one of `kinds`. A truth value is no number.
 
+    JSON's integers have no bound; ours have 64 bits, as OTLP's.
+
     Raises:
         ValueError: there is no such field, or it holds something else.
     """
@@ -17,9 +19,13 @@ def field(written: Any, name: str, *kinds: type) -> Any:
     if name not in written:
         raise ValueError(f"{name} is missing")
     value = written[name]
-    if not isinstance(value, kinds) or isinstance(value, bool):
+    if not isinstance(value, kinds) or isinstance(value, bool) or _is_beyond_words(value):
         raise ValueError(f"{name} is {str(value)[:80]!r}")
     return value
+
+
+def _is_beyond_words(value: Any) -> bool:
+    return isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
 
 
 def optional(written: Any, name: str, kind: type) -> Any:

@@ -53,7 +53,14 @@ class Scalars:
     def _put(self, taken: dict[str, float], name: str, value: object) -> None:
         known = name in taken
         fits = known or (len(self._values) + len(self._counters) < self._room and 0 < len(name) <= NAME_CHARACTERS)
-        if fits and type(value) in (int, float):
-            taken[name] = float(value)  # type: ignore[arg-type]  # one of the two, by the line above
+        number = _number(value)
+        if fits and number is not None:
+            taken[name] = number
         else:
             self._dropped_here += 1
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, float):
+        return value
+    return float(value) if type(value) is int and -_MOST < value < _MOST else None

@@ -32,15 +32,20 @@ class Told(NamedTuple):
 
 def told_of(event: Mapping[str, Any]) -> Told | None:
     """What an event `span` tells of; None if it makes no sense."""
-    name, start_ns, end_ns = event.get("name"), event.get("start_ns"), event.get("end_ns")
+    name, times_ns, state = event.get("name"), times_of(event), event.get("state")
     if not (isinstance(name, str) and 0 < len(name) <= NAME_CHARACTERS and name.isprintable()):
         return None
-    if not (isinstance(start_ns, int) and isinstance(end_ns, int) and 0 <= start_ns <= end_ns < 1 << 62):
+    if times_ns is None:
         return None
-    state = event.get("state")
-    return Told(
-        name, start_ns, end_ns, event.get("ok") is not False, attributes_of(event), state if state in STATES else None
-    )
+    return Told(name, *times_ns, event.get("ok") is not False, attributes_of(event), state if state in STATES else None)
+
+
+def times_of(event: Mapping[str, Any]) -> tuple[int, int] | None:
+    """When what an event tells of began and ended; None if that makes no sense."""
+    start_ns, end_ns = event.get("start_ns"), event.get("end_ns")
+    if type(start_ns) is int and type(end_ns) is int and 0 <= start_ns <= end_ns < 1 << 62:
+        return start_ns, end_ns
+    return None
 
 
 def attributes_of(event: Mapping[str, Any]) -> dict[str, Value]:
@@ -50,6 +55,11 @@ def attributes_of(event: Mapping[str, Any]) -> dict[str, Value]:
         return {}
     fit = ((key, _fitted(value)) for key, value in attributes.items() if _is_key(key) and _is_value(value))
     return dict(list(fit)[:ATTRIBUTES])
+
+
+def texts_of(event: Mapping[str, Any]) -> dict[str, str]:
+    """Those of the attributes in an event that are texts."""
+    return {key: value for key, value in attributes_of(event).items() if isinstance(value, str)}
 
 
 def _is_key(key: object) -> bool:
