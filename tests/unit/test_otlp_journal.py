@@ -150,6 +150,7 @@ def test_torn_tail_is_cut_off_and_counted(tmp_path: Path, torn: bytes) -> None:
         b'{"offset_bytes": "x"}',
         b'{"offset_bytes": 9999, "lines": 1, "first_line_crc": 0}',
         b"[" * 9999,
+        b'{"offset_bytes": 1e999, "lines": 1, "first_line_crc": 0}',
     ],
 )
 def test_hostile_cursor_counts_as_none(tmp_path: Path, content: bytes) -> None:

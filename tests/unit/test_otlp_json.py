@@ -326,6 +326,16 @@ def test_hostile_line_is_unreadable(line: bytes) -> None:
     assert decoded.reason
 
 
+def test_number_beyond_a_float_is_unreadable() -> None:
+    """JSON knows no bound, and one that raised would stop the delivery of all that is behind it."""
+    point = b'{"timeUnixNano":"1","asDouble":%s}' % (b"9" * 400)
+    line = b'{"resourceMetrics":[{"scopeMetrics":[{"metrics":[{"name":"x","gauge":{"dataPoints":[%s]}}]}]}]}' % point
+
+    decoded = decode("metrics", line)
+
+    assert isinstance(decoded, Unreadable)
+
+
 def test_nesting_beyond_protobuf_is_unreadable() -> None:
     """Protobuf refuses to send what is nested too deep, so it must not reach an exporter."""
     deep: Any = 1

@@ -36,7 +36,7 @@ def load(path: Path) -> Cursor:
     try:
         fields = json.loads(path.read_bytes())
         return Cursor(*(int(fields[name]) for name in Cursor._fields))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return START
 
 

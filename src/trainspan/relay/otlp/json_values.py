@@ -1,6 +1,6 @@
 """The values inside parsed OTLP JSON, checked one by one: text, ids, numbers, attributes.
 
-Each raises ValueError, TypeError, KeyError or AttributeError for what could not be sent again.
+Each raises ValueError, TypeError, KeyError, AttributeError or OverflowError for what could not be sent again.
 """
 
 from base64 import b64decode

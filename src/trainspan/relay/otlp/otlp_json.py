@@ -68,7 +68,7 @@ def decode(signal: Signal, line: bytes) -> Any:
     """
     try:
         return _CODECS[signal].decode(json.loads(line))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         return Unreadable(f"{type(error).__name__}: {error!s:.200}")
 
 

@@ -1,7 +1,8 @@
 """The SDK's objects out of parsed OTLP JSON, so that the SDK's exporters can send what was written to disk.
 
-Strict, because the input is a file: whatever cannot be sent again raises here (ValueError, TypeError, KeyError or
-AttributeError), so that no exporter ever meets it. What it returns is encoded to the bytes it came from.
+Strict, because the input is a file: whatever cannot be sent again raises here (ValueError, TypeError, KeyError,
+AttributeError or OverflowError), so that no exporter ever meets it. What it returns is encoded to the bytes it came
+from.
 """
 
 from collections.abc import Callable, Iterator, Mapping
