@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -84,14 +85,22 @@ OF_LAUNCHERS = {
 }
 
 
-def relayed(events: Sequence[Event], role: str = Role.RANK) -> str:
-    """What the relay logs of a recording with these events and a few steps."""
+def relayed(events: Sequence[Event], role: str = Role.RANK, summary: str = "") -> str:
+    """What the relay logs of a recording with these events and a few steps.
+
+    Args:
+        events: in the log of the recording.
+        role: of who recorded.
+        summary: of the run, as the relay finds it; empty: it finds none.
+    """
     identity = identity_of(0, world_size=1)._replace(role=role)
     said = io.StringIO()
     with tempfile.TemporaryDirectory() as place, contextlib.redirect_stderr(said):
         folder, recordings = Path(place, "run"), Path(place, "recordings")
         folder.mkdir(mode=0o700)
         recordings.mkdir(mode=0o700)
+        if summary:
+            Path(folder, "summary.json").write_text(summary)
         writer = RecordingWriter.create(recordings, identity, layout.CAPACITY_MIN, time.monotonic_ns())
         for event in events:
             writer.append_event({"ts": time.monotonic_ns(), **event})
@@ -147,3 +156,12 @@ def test_no_event_of_a_rank_ends_the_relay_or_loses_a_batch(events: list[Event])
 def test_no_event_of_a_launcher_ends_the_relay_or_loses_a_batch(events: list[Event]) -> None:
     """It lives as long as the job."""
     assert relayed(events, Role.AGENT) == ""
+
+
+@pytest.mark.parametrize("summary", ["[" * 200_000, "{", '{"schema": "trainspan.summary", "version": 1}'])
+def test_summary_that_cannot_be_read_is_kept_aside(summary: str) -> None:
+    """Somebody may want to repair it, and the run goes on."""
+    said = relayed([], summary=summary)
+
+    assert said.count("\n") == 1
+    assert "it is kept as summary.damaged" in said

@@ -91,6 +91,7 @@ def test_run_without_a_summary_says_what_to_do(tmp_path: Path) -> None:
     [
         ("{", "is not JSON"),
         ("\xff", "is not JSON"),
+        ("[" * 200_000, "is not JSON"),
         ("{}", "no summary of trainspan"),
         ('{"schema": "trainspan.summary", "version": 99, "run": "demo", "ranks": []}', "version 99"),
     ],

@@ -336,6 +336,7 @@ DROP = object()
         ("ranks.0.slowest.0.duration_ns", None, r"slowest\[0\]: duration_ns is 'None'"),
         ("ranks.0.ending.how", "exploded", "how is 'exploded'"),
         ("ranks.0.ending.step", "9", "step is '9'"),
+        ("ranks.0.ending.step", 1 << 63, "step is '9223372036854775808'"),
     ],
 )
 def test_foreign_and_torn_content_is_refused_with_its_place(path: str, value: Any, says: str) -> None:

@@ -352,10 +352,10 @@ class Pipeline:
         """The summary of earlier attempts, which this one continues."""
         path = self._summary_path()
         try:
-            return Summary.from_json(json.loads(path.read_bytes()))
+            return Summary.from_text(path.read_bytes())
         except FileNotFoundError:
             return Summary(run)
-        except (OSError, ValueError, RecordingError) as error:
+        except (OSError, RecordingError) as error:
             aside = path.with_suffix(".damaged")
             self._log(f"{path} cannot be continued ({error}); it is kept as {aside.name}")
             path.replace(aside)

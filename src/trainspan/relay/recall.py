@@ -7,7 +7,6 @@ ranks' past for their goodput, and that of rank 0, which saves the checkpoints, 
 """
 
 import contextlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -47,7 +46,7 @@ def files_to_read(folder: Path, node: str, summary: Path, log: Callable[[str], N
 
 def _hosts_of_rank_0(summary: Path) -> set[str]:
     """Where rank 0 has run so far, as far as that can be read."""
-    with contextlib.suppress(OSError, ValueError, RecordingError):
-        ranks = Summary.from_json(json.loads(summary.read_bytes())).ranks.values()
+    with contextlib.suppress(OSError, RecordingError):
+        ranks = Summary.from_text(summary.read_bytes()).ranks.values()
         return {rank.identity.host for rank in ranks if rank.identity.rank == 0}
     return set()

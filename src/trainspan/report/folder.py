@@ -1,7 +1,6 @@
 """Which run is meant, and what its folder holds."""
 
 import contextlib
-import json
 import os
 import time
 from pathlib import Path
@@ -72,13 +71,11 @@ def _load(folder: Path, paths: list[Path]) -> Loaded:
 
 def _read(path: Path) -> Summary:
     try:
-        return Summary.from_json(json.loads(path.read_bytes()))
+        return Summary.from_text(path.read_bytes())
     except FileNotFoundError:
         raise
     except OSError as error:
         raise RunNotFound(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise RecordingError(f"{path} is not JSON: {error}") from error
     except RecordingError as error:
         raise RecordingError(f"{path}: {error}") from error
 

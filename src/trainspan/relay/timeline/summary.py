@@ -7,6 +7,7 @@ A node's relay accumulates it; summaries of other nodes and of later attempts ar
 name of its recording, so merging the same one twice is harmless.
 """
 
+import json
 from typing import Any, Final
 
 from trainspan.errors import RecordingError
@@ -71,6 +72,18 @@ class Summary:
         ranks = [rank.to_json() for rank in self.in_order()]
         launchers = [launcher.to_json() for launcher in self.launchers.values()]
         return {"schema": SCHEMA, "version": VERSION, "run": self.run, "ranks": ranks, "launchers": launchers}
+
+    @classmethod
+    def from_text(cls, text: bytes) -> "Summary":
+        """The summary in a file that holds `text`.
+
+        Raises:
+            RecordingError: as `from_json` does, and for what is no JSON.
+        """
+        try:
+            return cls.from_json(json.loads(text))
+        except (ValueError, RecursionError) as error:
+            raise RecordingError(f"it is not JSON: {error}") from error
 
     @classmethod
     def from_json(cls, written: Any) -> "Summary":
