@@ -608,7 +608,9 @@ HW_GPU_IO = Metric(
 MARKS = Metric("trainspan.marks", "counter", "{mark}", "Marks read from the recordings.")
 MARKS_LOST = Metric("trainspan.marks.lost", "counter", "{mark}", "Marks overwritten before they were read.")
 EVENTS_DROPPED = Metric("trainspan.events.dropped", "counter", "{event}", "Events a rank dropped at its bound.")
-RECORDING_ERRORS = Metric("trainspan.recording.errors", "counter", "{error}", "Torn or hostile bytes in recordings.")
+RECORDING_ERRORS = Metric(
+    "trainspan.recording.errors", "counter", "{error}", "Torn or hostile bytes in recordings, and recordings given up."
+)
 MISUSE = Metric("trainspan.misuse", "counter", "{call}", "Calls of the API that made no sense.", (MISUSE_KIND,))
 SCALARS_DROPPED = Metric(
     "trainspan.scalars.dropped", "counter", "{value}", "Logged values that a bound or their kind kept out."

@@ -132,4 +132,5 @@ EVENT_MAX_BYTES: Final = 1 << 20
 
 RING_SUFFIX: Final = ".ring"
 EVENTS_SUFFIX: Final = ".events"
+DAMAGED_SUFFIX: Final = ".damaged"
 DRAFT_SUFFIX: Final = ".draft"

@@ -129,6 +129,12 @@ class RecordingReader:
             with contextlib.suppress(OSError):
                 path.unlink()
 
+    def set_aside(self) -> None:
+        """Name both files so that nobody takes them for a recording any more; they can still be read."""
+        for path in (self.path, self.path.with_suffix(layout.EVENTS_SUFFIX)):
+            with contextlib.suppress(OSError):
+                path.rename(path.with_name(path.name + layout.DAMAGED_SUFFIX))
+
     def _read_events(self) -> bytes:
         try:
             descriptor = os.open(self.path.with_suffix(layout.EVENTS_SUFFIX), _READ_FLAGS)

@@ -220,6 +220,10 @@ class RunLedger:
         if facts is not None:
             self._tell(facts.ended(end))
 
+    def forget(self, follower: RankFollower) -> None:
+        """Expect nothing more of a process; nothing is said of its end."""
+        self._ranks.pop(follower.reader.path, None)
+
     def write(self, now_ns: int) -> None:
         """Put what was taken over into the file; what the disk refuses is tried again the next time."""
         try:

@@ -146,6 +146,12 @@ class Launchers:
             self._living.discard(path)
             self._ending[path] = self._known[path]
 
+    def forget(self, path: Path) -> None:
+        """Follow the recording of a launcher no further."""
+        self._known.pop(path, None)
+        self._ending.pop(path, None)
+        self._living.discard(path)
+
     def has_told(self, pid: int) -> bool:
         """Whether a launcher has said how a worker ended, or that it ends it."""
         return pid in self.causes or pid in self.stopped or pid in self._seen_end

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from trainspan import settings
-from trainspan.errors import RecordingError
+from trainspan.errors import RecordingError, RecordingRefused
 from trainspan.identity import Identity
 from trainspan.otel_variables import metric_interval_from, temporality_complaint
+from trainspan.recording.layout import DAMAGED_SUFFIX
 from trainspan.recording.reader import RecordingReader
 from trainspan.relay.assembly import Assembly, Output
 from trainspan.relay.facts_of_run import RunLedger
@@ -109,13 +111,32 @@ class Pipeline:
         self._summary_file: SummaryFile | None = None
         self._ledger = RunLedger(folder, os.uname().nodename, self._started_unix_ns, log)
         self._retired: list[RecordingReader] = []
+        self._given_up: dict[Path, RankFollower | None] = {}
 
     def knows(self, reader: RecordingReader) -> bool:
         """Whether this recording has been seen before."""
-        return reader.path in self._followers or self._launchers.knows(reader.path)
+        known = reader.path in self._followers or reader.path in self._given_up
+        return known or self._launchers.knows(reader.path)
 
     def take(self, sighting: Sighting, now_ns: int) -> None:
-        """Take over what one look at one recording gave."""
+        """Take over what one look at one recording gave; over one that cannot be taken, the others are not lost.
+
+        Raises:
+            RecordingRefused: nothing of the run can be kept.
+            OSError: the same, for now.
+        """
+        reader = sighting.reader
+        if reader.path not in self._given_up:
+            try:
+                self._take(sighting, now_ns)
+            except (RecordingRefused, OSError):
+                raise
+            except Exception as error:  # noqa: BLE001 - a log can hold what nobody has thought of
+                self._give_up(reader, error, now_ns)
+        if sighting.ended and reader.path in self._given_up:
+            reader.close()
+
+    def _take(self, sighting: Sighting, now_ns: int) -> None:
         reader = sighting.reader
         if reader.identity.role == Role.AGENT:
             self._launchers.take(sighting, now_ns)
@@ -241,8 +262,27 @@ class Pipeline:
             if not heard and self._launchers.living and now_ns - dying.seen_ns < wait_ns:
                 still_waiting.append(dying)
             else:
-                self._finish(dying.follower, dying.end(self._launchers), now_ns)
+                self._bury_one(dying, now_ns)
         self._dying = still_waiting
+
+    def _bury_one(self, dying: _Dying, now_ns: int) -> None:
+        try:
+            self._finish(dying.follower, dying.end(self._launchers), now_ns)
+        except Exception as error:  # noqa: BLE001 - as in `take`
+            self._give_up(dying.follower.reader, error, now_ns)
+            dying.follower.reader.close()
+
+    def _give_up(self, reader: RecordingReader, error: Exception, now_ns: int) -> None:
+        """Follow a recording no further, and keep its files where no relay will fail over them again."""
+        follower = self._followers.pop(reader.path, None)
+        self._given_up[reader.path] = follower
+        self._launchers.forget(reader.path)
+        if follower is not None:
+            self._assembly_of(reader.identity).followers.remove(follower)
+            self._gpus.end(follower.summary.recording, now_ns)
+            self._ledger.forget(follower)
+        reader.set_aside()
+        self._log(f"{reader.path} is given up and kept as *{DAMAGED_SUFFIX}; please report this: {raised_by(error)}")
 
     def _count_energy(self, follower: RankFollower, steps: Sequence[RankStep], now_ns: int) -> None:
         rank = follower.summary.recording
@@ -321,12 +361,13 @@ class Pipeline:
 
     def _refresh_health(self, outlet: Outlet) -> None:
         health = self._health
-        readers = [follower.reader for follower in self._followers.values()]
-        health.recording_errors = sum(reader.errors for reader in readers)
-        health.recording_errors += sum(follower.timeline.invalid for follower in self._followers.values())
-        health.events_dropped = sum(reader.events_dropped() for reader in readers)
+        # What is counted of a recording that was given up stays: a counter never falls.
+        followers = [*self._followers.values(), *(one for one in self._given_up.values() if one is not None)]
+        health.recording_errors = sum(follower.reader.errors for follower in followers) + len(self._given_up)
+        health.recording_errors += sum(follower.timeline.invalid for follower in followers)
+        health.events_dropped = sum(follower.reader.events_dropped() for follower in followers)
         misuse: Counter[str] = Counter()
-        for follower in self._followers.values():
+        for follower in followers:
             misuse.update(follower.said.misuse)
         health.misuse = dict(misuse)
         health.cpu_s = time.process_time()
@@ -389,6 +430,12 @@ class Pipeline:
         if self._summary_file is None:
             return self._folder / f"summary.launcher-{os.uname().nodename}.json"
         return self._summary_file.path
+
+
+def raised_by(error: Exception) -> str:
+    """What was raised and where, for who is to repair it."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"{error!r:.200} in {Path(last.filename).name}, line {last.lineno}"
 
 
 def summary_interval_ns(size_bytes: int) -> int:
