@@ -11,13 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.unit.recordings import FIRST_WORD, Recording, record_into
+from tests.unit.recordings import CAPACITY, FIRST_WORD, Recording, record_into
 from trainspan.errors import RecordingRefused
 from trainspan.names import Phase
 from trainspan.record.marker import make_marker
 from trainspan.record.recorder import Recorder
 from trainspan.recording import layout
+from trainspan.recording.writer import RecordingWriter
 from trainspan.settings import load
+from trainspan.testing.builders import identity_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60
@@ -103,6 +105,22 @@ def live(directory: str, capacity: str) -> None:
     recording = _begin(directory, capacity)
     _wait()
     recording.writer.close(1)
+
+
+def live_in_run(directory: str, *runs: str) -> None:
+    """Record into each of these runs, a step each; close the first when told, then the second, and so on."""
+    begun_ns = time.monotonic_ns()
+    writers = [RecordingWriter.create(Path(directory), identity_of(run=run), CAPACITY, begun_ns) for run in runs]
+    for writer in writers:
+        marker = make_marker(threading.get_ident)
+        marker.attach(writer.words, CAPACITY)
+        marker.step(0)
+        marker.step(0)
+    _say("recording")
+    for writer in writers:
+        _wait()
+        writer.close(time.monotonic_ns())
+        _say("closed")
 
 
 def live_twice(directory: str, capacity: str) -> None:

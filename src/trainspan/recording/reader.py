@@ -4,6 +4,7 @@ It reads with `pread` and does not map the file: a file that somebody truncates 
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -18,14 +19,16 @@ _CHUNK_MARKS = 4096
 _FRESH_MARKS = 256  # what a look mostly finds is in these; to read a whole chunk for it would take 80 µs more
 _TRIES = 4  # a writer at full speed fills the smallest ring in 250 µs; to find its newest mark takes 60 µs
 _IMPOSSIBLE_MARKS = 1 << 44  # a mark each 100 ns for 20 days between two looks
+_FOR_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO planted under our name must not hold us up
 
 
 class Refusal(NamedTuple):
-    """A file that is no recording we can read, and why."""
+    """A file that is no recording we can read, and why. `for_now`: because we have no descriptor left, say."""
 
     path: Path
     reason: str
+    for_now: bool = False
 
 
 class Look(NamedTuple):
@@ -295,7 +298,7 @@ def open_recording(path: Path) -> RecordingReader | Refusal:
     try:
         descriptor = os.open(path, _READ_FLAGS)
     except OSError as error:
-        return Refusal(path, f"cannot be opened: {error.strerror}")
+        return Refusal(path, f"cannot be opened: {error.strerror}", for_now=error.errno in _FOR_NOW)
     header = read_header(descriptor)
     if isinstance(header, Header):
         return RecordingReader(path, descriptor, header)

@@ -112,6 +112,7 @@ class Pipeline:
         self._ledger = RunLedger(folder, os.uname().nodename, self._started_unix_ns, log)
         self._retired: list[RecordingReader] = []
         self._given_up: dict[Path, RankFollower | None] = {}
+        self._finished = False
 
     def knows(self, reader: RecordingReader) -> bool:
         """Whether this recording has been seen before."""
@@ -190,8 +191,11 @@ class Pipeline:
         """Whether the end of a process is still being cleared up, or the energy of its last moments."""
         return bool(self._dying) or self._gpus.awaits_reading
 
-    def close(self, now_ns: int, timeout_s: float) -> None:
-        """Hand out everything that is left, and say what was not delivered within `timeout_s`."""
+    def finish(self, now_ns: int) -> None:
+        """Hand out everything that is left, once; nothing more is to be taken after that."""
+        if self._finished:
+            return
+        self._finished = True
         self._bury(now_ns, wait_ns=0)
         self._put_launches(now_ns, leaving=True)
         for assembly in self._assemblies.values():
@@ -203,12 +207,31 @@ class Pipeline:
         self._gpus.close()
         if self._summary_file is not None:
             self._summary_file.release()
-        if self._outlet is not None and not self._outlet.close(timeout_s):
-            for place, signals, reason in self._outlet.untaken():
-                self._log(
-                    f"{place} has not taken {', '.join(signals)} ({reason}); they wait on disk: "
-                    f"trainspan replay {self._folder}"
-                )
+
+    def is_delivering(self) -> bool:
+        """Whether an endpoint has still to take something."""
+        return self._outlet is not None and self._outlet.is_delivering()
+
+    def close(self, now_ns: int, timeout_s: float) -> bool:
+        """Finish, and let go of everything; True if all of it was delivered within `timeout_s`."""
+        self.finish(now_ns)
+        return self._outlet is None or self._outlet.close(timeout_s)
+
+    def untaken(self) -> list[str]:
+        """What was not delivered by `close`, in sentences."""
+        return [
+            f"{place} has not taken {', '.join(signals)} ({reason}); they wait on disk: trainspan replay {self._folder}"
+            for place, signals, reason in (self._outlet.untaken() if self._outlet is not None else ())
+        ]
+
+    def abandon(self) -> None:
+        """Let go of everything as it is; what was taken over is told no further."""
+        self._gpus.close()
+        self._ledger.close()
+        if self._summary_file is not None:
+            self._summary_file.release()
+        if self._outlet is not None:
+            self._outlet.close(0.0)
 
     def _follow(self, reader: RecordingReader) -> RankFollower:
         if self._node_rank is None:
@@ -390,13 +413,19 @@ class Pipeline:
         self._retired = [reader for reader in self._retired if reader.path in awaited]
 
     def _read_summary(self, run: str) -> Summary:
-        """The summary of earlier attempts, which this one continues."""
+        """The summary of earlier attempts, which this one continues.
+
+        Raises:
+            RecordingRefused: there may be one, and it cannot be read now: it is not to be replaced by less.
+        """
         path = self._summary_path()
         try:
             return Summary.from_text(path.read_bytes())
         except FileNotFoundError:
             return Summary(run)
-        except (OSError, RecordingError) as error:
+        except OSError as error:
+            raise RecordingRefused(f"{path} cannot be read ({error.strerror})") from error
+        except RecordingError as error:
             aside = path.with_suffix(".damaged")
             self._log(f"{path} cannot be continued ({error}); it is kept as {aside.name}")
             path.replace(aside)

@@ -16,32 +16,33 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 from pathlib import Path
 from threading import Event
 
 from trainspan import launch, settings
 from trainspan.clock import Clock, SystemClock
-from trainspan.errors import SettingError
+from trainspan.errors import RecordingRefused, SettingError
 from trainspan.recording import places
 from trainspan.recording.reader import Refusal
 from trainspan.relay.deathwatch import Deathwatch
 from trainspan.relay.gpus import no_gpus, node_gpus
 from trainspan.relay.pipeline import Pipeline
-from trainspan.relay.tail import Sighting, Tail
+from trainspan.relay.runs import LINGER_S, Runs
+from trainspan.relay.tail import Tail
 
 LOOK_INTERVAL_S = 0.2
 FIRST_RECORDING_S = 60.0
 """How long a relay that has seen no recording waits for one."""
-
-LINGER_S = 0.5
-"""How long it stays after the last recording has closed: a restarted rank finds it there."""
 
 CLOSE_S = 2.0
 """How long it tries to deliver at the end; what is left is on disk for `trainspan replay`."""
 
 LAST_WORDS_S = 20.0
 """How long it goes on after SIGTERM while ranks live: schedulers kill what is left after 30 s."""
+
+TRY_AGAIN_S = 60.0
+"""After so long it looks again at the recordings of runs that could not be served."""
 
 _NICENESS = 5
 
@@ -78,8 +79,8 @@ class Relay:
         self._live = live
         # A process does not wait for its own end, and a clock that is not the system's keeps its own time.
         self._deathwatch = Deathwatch() if own is None and clock is None else None
-        self._pipelines: dict[str, Pipeline] = {}
-        self.recordings = 0
+        self._runs = Runs(self._open_pipeline, log)
+        self._try_again_ns = 0
 
     def serve(self, first_recording_s: float = FIRST_RECORDING_S, told: Event | None = None) -> None:
         """Return when there is nothing left to serve.
@@ -93,7 +94,7 @@ class Relay:
         while True:
             self.look()
             now_ns = self._clock.monotonic_ns()
-            if self._tail.open_recordings() or any(pipeline.busy() for pipeline in self._pipelines.values()):
+            if self._tail.open_recordings() or self._runs.busy():
                 idle_since_ns = now_ns
             elif now_ns - idle_since_ns > (LINGER_S if self.recordings or told_ns else first_recording_s) * 1e9:
                 return
@@ -111,29 +112,41 @@ class Relay:
 
     def look(self) -> None:
         """Take over what is new in every recording."""
+        if self._clock.monotonic_ns() >= self._try_again_ns:
+            self._try_again_ns = self._clock.monotonic_ns() + int(TRY_AGAIN_S * 1e9)
+            self._tail.look_again()
         for sighting in self._tail.look():
-            self._pipeline_of(sighting).take(sighting, self._clock.monotonic_ns())
-        for pipeline in self._pipelines.values():
-            pipeline.turn(self._clock.monotonic_ns())
+            if not self._runs.take(sighting, self._clock.monotonic_ns()):
+                self._tail.leave(sighting.reader.identity.run)
+        for run in self._runs.turn(self._tail.open_runs(), self._clock.monotonic_ns()):
+            self._tail.leave(run)
+
+    @property
+    def recordings(self) -> int:
+        """How many have been taken over."""
+        return self._runs.recordings
+
+    @property
+    def left(self) -> frozenset[Path]:
+        """Recordings that it does not serve, though they can be read."""
+        return self._tail.left
+
+    @property
+    def refusals(self) -> Sequence[str]:
+        """Why it could not serve some runs."""
+        return tuple(self._runs.refusals.values())
 
     def close(self) -> None:
-        """Deliver what is left, within CLOSE_S for each run; what remains is said."""
+        """Deliver what is left, within CLOSE_S; what remains is said."""
         if self._deathwatch is not None:
             self._deathwatch.close()
-        now_ns = self._clock.monotonic_ns()
-        for pipeline in self._pipelines.values():
-            pipeline.close(now_ns, CLOSE_S)
+        self._runs.close(self._clock.monotonic_ns(), CLOSE_S)
 
-    def _pipeline_of(self, sighting: Sighting) -> Pipeline:
-        run = sighting.reader.identity.run
-        if run not in self._pipelines:
-            state = settings.state_dir(self._settings, self._environ)
-            folder = places.make_private(self._run_folder or places.run_folder(state, run))
-            gpus = node_gpus(self._environ, log) if self._live else no_gpus()
-            self._pipelines[run] = Pipeline(folder, self._environ, log, gpus)
-        if not self._pipelines[run].knows(sighting.reader):
-            self.recordings += 1
-        return self._pipelines[run]
+    def _open_pipeline(self, run: str) -> Pipeline:
+        state = settings.state_dir(self._settings, self._environ)
+        folder = places.make_private(self._run_folder or places.run_folder(state, run))
+        gpus = node_gpus(self._environ, log) if self._live else no_gpus()
+        return Pipeline(folder, self._environ, log, gpus)
 
 
 def serve(
@@ -166,6 +179,7 @@ def serve(
     told = _told_to_end()
     stay = by_hand_s == math.inf
     served = 0
+    left: Collection[Path] = ()
     while descriptor is not None:
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -181,7 +195,10 @@ def serve(
         relay.close()
         served += relay.recordings
         if not stay or told.is_set():
-            descriptor = _leave(recording_dir, run_folder, descriptor, told)
+            left = relay.left
+            descriptor = _leave(recording_dir, run_folder, descriptor, told, left)
+    if left:
+        return 1
     if by_hand_s is None or served or told.is_set():
         return 0
     log(
@@ -209,11 +226,21 @@ def _told_to_end() -> Event:
     return told
 
 
-def _leave(recording_dir: Path, run_folder: Path | None, descriptor: int, told: Event) -> int | None:
-    """Let go of the lock. If a recording came meanwhile and nobody serves it: the lock again, else None."""
+def _leave(
+    recording_dir: Path, run_folder: Path | None, descriptor: int, told: Event, left: Container[Path]
+) -> int | None:
+    """Let go of the lock. If a recording came meanwhile and nobody serves it: the lock again, else None.
+
+    Args:
+        recording_dir, run_folder: what was served.
+        descriptor: holds the lock.
+        told: set if it is to end.
+        left: recordings that it could not serve: they would bring it back for ever.
+    """
     places.retire(recording_dir, run_folder, launch.LOCK_NAME)
     os.close(descriptor)
-    if told.is_set() or not any(Tail(recording_dir, lambda _: None).look()):
+    there = Tail(recording_dir, lambda _: None).look()
+    if told.is_set() or all(sighting.reader.path in left for sighting in there):
         return None
     return launch.take_lock(recording_dir)
 
@@ -223,7 +250,7 @@ def start_thread(recording: Path, run_folder: Path, environ: Mapping[str, str]) 
     relay = Relay(recording.parent, run_folder, environ, own=recording)
 
     def serve_own() -> None:
-        relay.serve()
+        relay.serve(first_recording_s=LINGER_S)  # there is no other to wait for
         relay.close()
         places.retire(recording.parent, run_folder, launch.LOCK_NAME)
 
@@ -239,6 +266,9 @@ def fold_recordings(run_folder: Path, environ: Mapping[str, str]) -> int:
 
     What they held is then in the run folder's journals; `environ` says whether that is delivered from there at once.
     Recordings that a relay serves now are left.
+
+    Raises:
+        RecordingRefused: the run folder cannot be written.
     """
     folded = 0
     for recording_dir in _unserved_dirs(run_folder / "recordings"):
@@ -251,6 +281,8 @@ def fold_recordings(run_folder: Path, environ: Mapping[str, str]) -> int:
         folded += relay.recordings
         places.retire(recording_dir, run_folder, launch.LOCK_NAME)
         os.close(descriptor)
+        if relay.refusals:
+            raise RecordingRefused(relay.refusals[0])
     return folded
 
 

@@ -45,22 +45,51 @@ class Tail:
         self._own = own
         self._open: dict[Path, RecordingReader] = {}
         self._done: set[Path] = set()
+        self._left: set[Path] = set()
 
     def look(self) -> Iterator[Sighting]:
         """One look at every recording, those that have appeared since the last look included.
 
         Where there is much to see, the recordings take turns, so that the parts of one step come close together.
         """
-        for path in self._ring_files():
-            if path not in self._open and path not in self._done:
-                self._admit(path)
+        found = set(self._ring_files())
+        for path in sorted(found - self._open.keys() - self._done - self._left):
+            self._admit(path)
+        # What cannot be listed for a moment may still be there, and would be read twice.
+        self._done = {path for path in self._done if path in found or os.path.lexists(path)}
         turns = deque(self._open.items())
         while turns:
             path, reader = turns.popleft()
-            sighting = self._look_at(path, reader)
+            if path not in self._open:
+                continue  # left since
+            sighting = self._look_at(reader)
             if sighting.more:
                 turns.append((path, reader))
             yield sighting
+            if sighting.ended and path in self._open:
+                del self._open[path]
+                self._done.add(path)
+
+    def leave(self, run: str) -> None:
+        """Follow the recordings of a run no further, until `look_again`."""
+        for path, reader in list(self._open.items()):
+            if reader.identity.run == run:
+                del self._open[path]
+                self._left.add(path)
+                reader.close()
+
+    def look_again(self) -> None:
+        """Follow, from their beginning, the recordings that were left."""
+        self._left.clear()
+
+    @property
+    def left(self) -> frozenset[Path]:
+        """The recordings that were left."""
+        return frozenset(self._left)
+
+    def open_runs(self) -> set[str]:
+        """The runs with a recording whose process has not ended."""
+        return {reader.identity.run for reader in self._open.values()}
 
     def open_recordings(self) -> int:
         """Recordings whose process has not ended."""
@@ -73,22 +102,18 @@ class Tail:
     def _admit(self, path: Path) -> None:
         opened = open_recording(path)
         if isinstance(opened, Refusal):
-            self._done.add(path)
+            (self._left if opened.for_now else self._done).add(path)
             self._refused(opened)
         else:
             self._open[path] = opened
 
-    def _look_at(self, path: Path, reader: RecordingReader) -> Sighting:
+    def _look_at(self, reader: RecordingReader) -> Sighting:
         # Asked before the bytes are read: what a process wrote before it ended is then there to be read.
         ended = self._end_of(reader)
         look = reader.look(final=ended is not None, most=MOST_MARKS)
         if look.more:
             return Sighting(reader, look.marks, look.lost, reader.events(), None, more=True)
-        sighting = Sighting(reader, look.marks, look.lost, reader.events(), ended)
-        if ended:
-            del self._open[path]
-            self._done.add(path)
-        return sighting
+        return Sighting(reader, look.marks, look.lost, reader.events(), ended)
 
     def _end_of(self, reader: RecordingReader) -> str | None:
         if reader.closed_ns() is not None:
@@ -103,7 +128,7 @@ class Tail:
         if self._own:
             yield self._own
             return
-        yield from sorted(_files_below(self._directory, levels=2))
+        yield from _files_below(self._directory, levels=2)
 
 
 def _files_below(directory: Path, levels: int) -> Iterator[Path]:

@@ -123,6 +123,9 @@ class Outlet:
             if lane.untaken is not None:
                 found.setdefault(lane.untaken, []).append(signal)
         return [Untaken(place, signals, reason) for (place, reason), signals in found.items()]
+    def is_delivering(self) -> bool:
+        """Whether an endpoint has not taken everything yet."""
+        return any(lane.is_delivering() for lane in self._lanes.values())
 
     def health(self) -> Mapping[Signal, SignalHealth]:
         """How each signal fares, those that are switched off included."""
@@ -166,6 +169,9 @@ class _Lane:
         self._journal.append(text)
         if self._sender is not None:
             self._sender.wake()
+
+    def is_delivering(self) -> bool:
+        return self._sender is not None and self._journal.pending_bytes > 0
 
     def finish(self, deadline: float) -> None:
         if self._sender is not None:
