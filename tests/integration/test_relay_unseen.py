@@ -13,10 +13,12 @@ from trainspan.testing.otlp_sink import OtlpSink
 def test_nothing_in_a_rank_differs_while_a_relay_exports(tmp_path: Path, ranks: int | None) -> None:
     """No thread, no socket, no OpenTelemetry, the same weights: the relay is another process, whoever started it."""
     with OtlpSink() as sink:
-        switches = {**sink.environ, "TRAINSPAN_ENABLED": "1", "TRAINSPAN_DIR": str(tmp_path)}
+        switches = {**sink.environ, "TRAINSPAN_RELAY": "process"}
         runs = [
-            start("loops.py", "plain", **more) if ranks is None else start_ranks(ranks, "ddp.py", **more)
-            for more in ({}, switches)
+            start("loops.py", "plain", state=state, **switches)
+            if ranks is None
+            else start_ranks(ranks, "ddp.py", state=state, **switches)
+            for state in (None, tmp_path)
         ]
         pair = Pair(*(run.ended() for run in runs))
         wait_for_relay(tmp_path)
