@@ -148,6 +148,45 @@ def test_endpoint_that_comes_back_during_the_probe_gets_all(
     assert journal.dropped == 0
 
 
+def test_endpoint_that_is_busy_again_after_the_probe_costs_the_first_batch_alone(
+    courier: Courier, journal: Journal, endpoint: FakeEndpoint
+) -> None:
+    """A collector that comes back to a backlog takes one and answers 503 to the rest: they are no poison."""
+    busy = iter([UNANSWERED] * 10)
+
+    def answer(number: int) -> Outcome:
+        if not endpoint.accepted:
+            return ACCEPTED if number == 4 else UNANSWERED
+        return next(busy, ACCEPTED)
+
+    endpoint.answer = answer
+
+    steps_until_stuck_for_good(courier)
+
+    assert set(endpoint.accepted) == set(range(1, 10))
+    assert (journal.dropped, courier.delivered) == (1, 9)
+
+
+def test_what_is_refused_before_a_busy_moment_is_dropped_and_the_rest_kept(
+    courier: Courier, journal: Journal, endpoint: FakeEndpoint
+) -> None:
+    """What has had its verdict is done with; what has had none is asked again."""
+    asked: list[int] = []
+
+    def answer(number: int) -> Outcome:
+        asked.append(number)
+        if number in (0, 1):
+            return REFUSED
+        return UNANSWERED if number == 2 and asked.count(2) == 2 else ACCEPTED
+
+    endpoint.answer = answer
+
+    steps_until_stuck_for_good(courier)
+
+    assert sorted(set(endpoint.accepted)) == list(range(2, 10))
+    assert journal.dropped == 2
+
+
 def test_waits_grow_to_their_bound(courier: Courier, endpoint: FakeEndpoint) -> None:
     """A thousand nodes that ask every half second keep a collector down."""
     endpoint.answer = lambda _: UNANSWERED

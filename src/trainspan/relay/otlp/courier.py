@@ -3,7 +3,9 @@
 A batch that is not taken is kept and tried again: the endpoint may be down, restarting, or missing a token that
 somebody is about to give it. But batches that the endpoint will never take must not hold up all behind them. Its
 answers cannot tell the two apart (a wrong path and a bad batch are both 400 somewhere), so a batch further behind is
-tried: if that one is taken, those before it are tried once more, and what is refused then is dropped and counted.
+tried: if that one is taken, those before it are tried once more, and what is refused then is dropped and counted. Of
+those to which it is only busy then, the first is dropped, which has had its chances; the others keep their place, and
+the one behind them is sent again in its turn.
 """
 
 import random
@@ -98,7 +100,7 @@ class Courier:
         return "moved"
 
     def _passed(self, line: Line, distance: int) -> bool:
-        """Whether the line `distance` behind `line` was taken. All up to it are done with then."""
+        """Whether the line `distance` behind `line` was taken. Those up to it that were judged are done with then."""
         probe = line
         for _ in range(distance):
             behind = self._journal.after(probe)
@@ -107,18 +109,22 @@ class Courier:
             probe = behind
         if probe == line or self._send(probe).verdict != "accepted":
             return False
-        taken, refused = 1, 0
+        taken, refused, last = 0, 0, line
         again: Line | None = line
         # The endpoint may have come back just now, so each has one more chance.
         while again is not None and again.start < probe.start:
-            accepted = self._send(again).verdict == "accepted"
-            taken, refused = taken + accepted, refused + (not accepted)
+            verdict = self._send(again).verdict
+            if verdict == "unanswered" and again != line:
+                break  # busy again: that says nothing of this batch, nor of those behind it
+            taken, refused, last = taken + (verdict == "accepted"), refused + (verdict != "accepted"), again
             again = self._journal.after(again)
+        else:
+            taken, last = taken + 1, probe
         if refused:
             self._complain_of(
                 f"{self._endpoint.destination.place} takes others, but not all: {refused} dropped", "batch"
             )
-        self._done_with(probe, delivered=taken, dropped=refused)
+        self._done_with(last, delivered=taken, dropped=refused)
         return True
 
     def _send(self, line: Line) -> Outcome:
