@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from trainspan.recording.reader import RecordingReader
 from trainspan.relay.otlp.resource import HashedResource, node_resource, rank_resource
@@ -18,6 +18,13 @@ from trainspan.sampling import Sampling, SpanNames
 
 GRACE_NS: Final = 5_000_000_000
 """How long the workers of a launcher that was killed may take to be seen; a relay that leaves does not wait."""
+
+
+class Word(NamedTuple):
+    """What a launcher says of the end of a worker. `cause`: of an end before its work was done; None: it was well."""
+
+    at_ns: int
+    cause: str | None
 
 
 class Launcher:
@@ -101,15 +108,13 @@ class Launchers:
         environ: the settings.
 
     Attributes:
-        causes: by pid, what a launcher says ended a worker before its work was done.
-        stopped: by pid, the signal that a launcher says it has stopped a worker with.
         living: whether one of them lives.
     """
 
     def __init__(self, sampling: Sampling, span_names: SpanNames, environ: Mapping[str, str]):
-        self.causes: dict[int, str] = {}
-        self.stopped: dict[int, str] = {}
-        self._seen_end: set[int] = set()
+        # By host and number of the process: pods have numbers of their own, and begin anew with every restart.
+        self._ended: dict[tuple[str, int], Word] = {}
+        self._stopped: dict[tuple[str, int], Word] = {}
         self._known: dict[Path, Launcher] = {}
         self._living: set[Path] = set()
         self._ending: dict[Path, Launcher] = {}
@@ -139,7 +144,7 @@ class Launchers:
         self._living.add(path)
         for event in sighting.events:
             self._known[path].take(event)
-            self._take_end(event)
+            self._take_end(event, sighting.reader.identity.host)
         if not sighting.more:
             self._known[path].looked_at(sighting.ended, now_ns)
         if sighting.ended:
@@ -152,18 +157,26 @@ class Launchers:
         self._ending.pop(path, None)
         self._living.discard(path)
 
-    def has_told(self, pid: int) -> bool:
-        """Whether a launcher has said how a worker ended, or that it ends it."""
-        return pid in self.causes or pid in self.stopped or pid in self._seen_end
+    def ended(self, worker: RecordingReader) -> Word | None:
+        """How a launcher says a worker ended; None: none has said it."""
+        return _word_of(worker, self._ended)
 
-    def _take_end(self, event: Mapping[str, Any]) -> None:
-        pid, cause = event.get("pid"), cause_of(event)
-        if event["event"] not in ("worker_ended", "worker_stopped") or type(pid) is not int:
+    def stopped(self, worker: RecordingReader) -> Word | None:
+        """With which signal a launcher says it has stopped a worker; None: none has."""
+        return _word_of(worker, self._stopped)
+
+    def has_told(self, worker: RecordingReader) -> bool:
+        """Whether a launcher has said how a worker ended, or that it ends it."""
+        return self.ended(worker) is not None or self.stopped(worker) is not None
+
+    def _take_end(self, event: Mapping[str, Any], host: str) -> None:
+        pid, at_ns, cause = event.get("pid"), event.get("ts"), cause_of(event)
+        if event["event"] not in ("worker_ended", "worker_stopped") or type(pid) is not int or type(at_ns) is not int:
             return
         if event["event"] == "worker_ended" and event.get("exit_code") == 0:
-            self._seen_end.add(pid)
+            self._ended[host, pid] = Word(at_ns, None)
         elif cause is not None:
-            (self.causes if event["event"] == "worker_ended" else self.stopped)[pid] = cause
+            (self._ended if event["event"] == "worker_ended" else self._stopped)[host, pid] = Word(at_ns, cause)
 
     def began_unix_ns(self, attempt: int) -> int | None:
         """When one of them began with an attempt; None if none has."""
@@ -237,3 +250,9 @@ class Launchers:
     def _resource(self, launcher: Launcher, attempt: int, node: int | None) -> HashedResource:
         identity = launcher.source.identity
         return node_resource(identity.run, attempt, node, identity.host, self._environ, launcher.place)
+
+
+def _word_of(worker: RecordingReader, words: Mapping[tuple[str, int], Word]) -> Word | None:
+    """The one that is about this worker, and not about a process that had its number before."""
+    word = words.get((worker.identity.host, worker.identity.pid))
+    return word if word is not None and word.at_ns >= worker.process_start_ns else None

@@ -60,13 +60,13 @@ class _Dying:
         """How it ended, as far as that is known now."""
         if self.follower.ended_before is not None:
             return self.follower.ended_before
-        pid = self.follower.source.identity.pid
-        cause = launchers.causes.get(pid)
+        ended, stopped = (say(self.follower.reader) for say in (launchers.ended, launchers.stopped))
+        cause = None if ended is None else ended.cause
         if self.closed is not None:
             left = self.closed.reason == "closed" and cause is not None
             return self.closed._replace(reason="exited", cause=cause) if left else self.closed
-        if cause is None and pid in launchers.stopped:
-            return ProcessEnd(self.seen_ns, "stopped", launchers.stopped[pid], self.follower.alive_ns)
+        if cause is None and stopped is not None:
+            return ProcessEnd(self.seen_ns, "stopped", stopped.cause, self.follower.alive_ns)
         return ProcessEnd(self.seen_ns, "died", cause, self.follower.alive_ns)
 
 
@@ -281,7 +281,7 @@ class Pipeline:
         """Finish the processes that are gone, once the launcher has said how they ended or had time to."""
         still_waiting = []
         for dying in self._dying:
-            heard = self._launchers.has_told(dying.follower.source.identity.pid)
+            heard = self._launchers.has_told(dying.follower.reader)
             if not heard and self._launchers.living and now_ns - dying.seen_ns < wait_ns:
                 still_waiting.append(dying)
             else:

@@ -123,6 +123,7 @@ class Outlet:
             if lane.untaken is not None:
                 found.setdefault(lane.untaken, []).append(signal)
         return [Untaken(place, signals, reason) for (place, reason), signals in found.items()]
+
     def is_delivering(self) -> bool:
         """Whether an endpoint has not taken everything yet."""
         return any(lane.is_delivering() for lane in self._lanes.values())
