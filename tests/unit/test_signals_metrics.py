@@ -34,6 +34,7 @@ from trainspan.relay.signals.metrics import (
     Health,
     NodeReading,
     RankReading,
+    SharedReading,
     has_own_histograms,
     histogram_kind_from,
     metrics_of,
@@ -367,7 +368,7 @@ def test_what_a_rank_works_through_is_told_where_it_is_known() -> None:
 
 def test_a_nodes_metrics_are_the_relays_own_health() -> None:
     """What the relay lost or could not deliver is published, signal by signal."""
-    node = NodeReading(Resource({}), START, HEALTH, None)
+    node = NodeReading(Resource({}), START, HEALTH)
 
     metrics = node_metrics(node, NOW)
 
@@ -393,9 +394,9 @@ def test_every_declared_metric_is_sent_and_no_other(kind: type[ExplicitAggregate
     shared = StepAggregates(kind)
     rank = stalled(at_work(with_calls(with_checkpoints(on_a_device(reading_of(aggregates=shared))))))
     launched = {"rendezvous": 1.5}, {"flakiness": 0.0}
-    node = NodeReading(Resource({}), START, HEALTH, shared, {"failure": 2, "planned": 0}, gpus(), *launched)
+    node = NodeReading(Resource({}), START, HEALTH, {"failure": 2, "planned": 0}, gpus(), *launched)
 
-    sent = metrics_of([rank], node, NOW)
+    sent = metrics_of([rank], node, NOW, shared=[SharedReading(Resource({}), START, shared)])
 
     declared = {metric.name: metric for metric in names.METRICS}
     metrics = [metric for under in sent.resource_metrics for scope in under.scope_metrics for metric in scope.metrics]
@@ -413,7 +414,7 @@ def test_every_declared_metric_is_sent_and_no_other(kind: type[ExplicitAggregate
 def test_what_is_denied_is_not_sent() -> None:
     """Who pays by the series says which ones; whoever has none left sends nothing, not an empty resource."""
     rank = with_calls(reading_of(aggregates=StepAggregates(ExplicitAggregate)))
-    node = NodeReading(Resource({"node": 0}), START, HEALTH, None, gpus=gpus())
+    node = NodeReading(Resource({"node": 0}), START, HEALTH, gpus=gpus())
 
     whole = metrics_of([rank], node, NOW)
     sent = metrics_of([rank], node, NOW, ("training.phase.duration", "trainspan.*", "hw.*"))
@@ -428,7 +429,7 @@ def test_what_is_denied_is_not_sent() -> None:
 
 def test_every_gpu_of_a_node_has_its_points() -> None:
     """Two GPUs that share a series are one GPU that jumps."""
-    node = NodeReading(Resource({}), START, HEALTH, None, gpus=gpus())
+    node = NodeReading(Resource({}), START, HEALTH, gpus=gpus())
 
     metrics = {metric.name: metric for metric in node_metrics(node, NOW)}
 
@@ -443,7 +444,7 @@ def test_ranks_and_node_send_under_their_own_resource() -> None:
     """What tells ranks apart is in the resource, so it must be the right one."""
     first, second = reading_of(aggregates=None), reading_of(aggregates=None)._replace(resource=Resource({"r": 1}))
 
-    sent = metrics_of([first, second], NodeReading(Resource({"node": 0}), START, HEALTH, None), NOW)
+    sent = metrics_of([first, second], NodeReading(Resource({"node": 0}), START, HEALTH), NOW)
 
     assert [dict(under.resource.attributes) for under in sent.resource_metrics] == [
         {"training.rank": 0},
@@ -460,14 +461,18 @@ def test_in_a_large_job_the_ranks_of_a_node_share_its_histograms() -> None:
     reading_of(aggregates=shared)
 
     rank = rank_metrics(reading_of(aggregates=None), NOW)
-    node = node_metrics(NodeReading(Resource({}), START, HEALTH, shared), NOW)
+    of_node = SharedReading(Resource({"node": 0}), START + 1, shared)
+    node = NodeReading(Resource({"node": 0}), START, HEALTH)
+    (sent,) = metrics_of([], node, NOW, shared=[of_node]).resource_metrics
 
     assert (has_own_histograms(64), has_own_histograms(65)) == (True, False)
     assert {metric.name for metric in rank} >= {names.OWN_TIME.name, names.STEPS.name, names.TIME.name}
     assert not any(metric.name in (names.STEP_DURATION.name, names.PHASE_DURATION.name) for metric in rank)
-    point = next(metric for metric in node if metric.name == "training.step.duration").data.data_points[0]
+    told = {metric.name: metric for metric in sent.scope_metrics[0].metrics}
+    point = told["training.step.duration"].data.data_points[0]
     assert isinstance(point, HistogramDataPoint)
-    assert point.count == 4
+    assert (point.count, point.start_time_unix_nano) == (4, START + 1)
+    assert names.MARKS.name in told
 
 
 @given(st.lists(st.integers(0, 700 * S), min_size=1))

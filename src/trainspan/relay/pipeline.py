@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from trainspan import settings
 from trainspan.errors import RecordingError, RecordingRefused
@@ -27,6 +27,7 @@ from trainspan.relay.signals.aggregates import StepAggregates
 from trainspan.relay.signals.metrics import (
     Health,
     NodeReading,
+    SharedReading,
     has_own_histograms,
     histogram_kind_from,
     metrics_of,
@@ -70,6 +71,13 @@ class _Dying:
         return ProcessEnd(self.seen_ns, "died", cause, self.follower.alive_ns)
 
 
+class _Shared(NamedTuple):
+    """What the ranks of one attempt share, and since when."""
+
+    aggregates: StepAggregates
+    start_unix_ns: int
+
+
 class Pipeline:
     """Everything of one run on this node.
 
@@ -97,7 +105,7 @@ class Pipeline:
         if complaint is not None:
             log(complaint)
         self._denied = settings.load(environ)[0].metrics_deny or ()
-        self._shared = StepAggregates(self._histogram)
+        self._shared: dict[int, _Shared] = {}
         self._health = Health()
         self._started_unix_ns = time.time_ns()
         self._metric_interval_ns = interval_ms * 1_000_000
@@ -239,7 +247,7 @@ class Pipeline:
         if self._outlet is None:
             self._outlet = self._open_outlet()
         own = has_own_histograms(reader.identity.world_size)
-        aggregates = StepAggregates(self._histogram) if own else self._shared
+        aggregates = StepAggregates(self._histogram) if own else self._shared_in(reader.identity.attempt)
         known = None if self._summary is None else self._summary.known(reader.path.stem, reader.identity)
         follower = RankFollower(reader, self._environ, aggregates, own=own, known=known)
         self._followers[reader.path] = follower
@@ -247,6 +255,11 @@ class Pipeline:
         if self._summary is not None:
             self._summary.ranks[follower.summary.recording] = follower.summary
         return follower
+
+    def _shared_in(self, attempt: int) -> StepAggregates:
+        if attempt not in self._shared:
+            self._shared[attempt] = _Shared(StepAggregates(self._histogram), time.time_ns())
+        return self._shared[attempt].aggregates
 
     def _name_node(self, identity: Identity) -> None:
         """The first rank has come: what was written until now of launchers alone goes on under the node's name."""
@@ -360,14 +373,27 @@ class Pipeline:
         resource = node_resource(
             identity.run, identity.attempt, node_rank, identity.host, self._environ, rank_beside=beside
         )
-        shared = None if has_own_histograms(identity.world_size) else self._shared
         # One relay speaks of the job.
         leads = any(follower.source.identity.rank == 0 for follower in self._followers.values())
         restarts = history.restarts(self._launchers.reasons()) if leads else {}
         launched = self._launchers.time_s(), self._launchers.metrics()
         gpus = self._gpus.readings
-        node = NodeReading(resource, self._started_unix_ns, self._health, shared, restarts, gpus, *launched)
-        self._outlet.put_metrics(metrics_of(readings, node, time.time_ns(), self._denied))
+        node = NodeReading(resource, self._started_unix_ns, self._health, restarts, gpus, *launched)
+        shared = self._read_shared(identity, beside)
+        self._outlet.put_metrics(metrics_of(readings, node, time.time_ns(), self._denied, shared))
+
+    def _read_shared(self, speaker: Identity, beside: int | None) -> list[SharedReading]:
+        """What the ranks of each attempt share; of one that is over for the last time."""
+        readings = []
+        for attempt, shared in list(self._shared.items()):
+            resource = node_resource(
+                speaker.run, attempt, self._node_rank, speaker.host, self._environ, rank_beside=beside
+            )
+            readings.append(SharedReading(resource, shared.start_unix_ns, shared.aggregates))
+            followers = self._assemblies[attempt].followers
+            if attempt != speaker.attempt and all(follower.end is not None for follower in followers):
+                del self._shared[attempt]
+        return readings
 
     def _rank_beside(self) -> int | None:
         """A rank by which a relay beside the node's can be told from it; None for the node's."""

@@ -141,11 +141,18 @@ class RankReading(NamedTuple):
     stalled_ns: Mapping[str, int] = {}
 
 
+class SharedReading(NamedTuple):
+    """The distributions that the ranks of a node share in one attempt. `start_unix_ns`: when it was first seen."""
+
+    resource: Resource
+    start_unix_ns: int
+    aggregates: StepAggregates
+
+
 class NodeReading(NamedTuple):
     """What is known of the node.
 
     `start_unix_ns`: when the relay began.
-    `aggregates`: those its ranks share; None if each has its own.
     `restarts`: of the run so far, by reason; empty where another node tells them.
     `gpus`: what was read of those this relay speaks for.
     `launch_s`: time that the node's launcher took, by what it did; `launch_metrics`: what it says itself, by name.
@@ -154,7 +161,6 @@ class NodeReading(NamedTuple):
     resource: Resource
     start_unix_ns: int
     health: Health
-    aggregates: StepAggregates | None
     restarts: Mapping[str, int] = {}
     gpus: Sequence[Reading] = ()
     launch_s: Mapping[str, float] = {}
@@ -162,18 +168,33 @@ class NodeReading(NamedTuple):
 
 
 def metrics_of(
-    ranks: Sequence[RankReading], node: NodeReading, time_unix_ns: int, denied: Sequence[str] = ()
+    ranks: Sequence[RankReading],
+    node: NodeReading,
+    time_unix_ns: int,
+    denied: Sequence[str] = (),
+    shared: Sequence[SharedReading] = (),
 ) -> MetricsData:
     """Everything this node has to say at `time_unix_ns`, but for the metrics whose names are `denied` (`*`: anything).
+
+    Args:
+        ranks: each of them.
+        node: beside them.
+        time_unix_ns: now.
+        denied: what is not to be sent.
+        shared: by attempt, where the ranks have no distributions of their own.
 
     Cost: 0.1 ms a rank.
     """
     told = [
         *((rank.resource, rank_metrics(rank, time_unix_ns)) for rank in ranks),
+        *((one.resource, _histograms(one.aggregates, (one.start_unix_ns, time_unix_ns))) for one in shared),
         (node.resource, node_metrics(node, time_unix_ns)),
     ]
-    allowed = [(resource, _without(denied, metrics)) for resource, metrics in told]
-    return MetricsData([_under(resource, metrics) for resource, metrics in allowed if metrics])
+    # The SDK's encoder keeps the last of those with the same resource: the node's relay and what its ranks share.
+    allowed: dict[Resource, list[Metric]] = {}
+    for resource, metrics in told:
+        allowed.setdefault(resource, []).extend(_without(denied, metrics))
+    return MetricsData([_under(resource, metrics) for resource, metrics in allowed.items() if metrics])
 
 
 def _without(denied: Sequence[str], metrics: list[Metric]) -> list[Metric]:
@@ -211,11 +232,10 @@ def rank_metrics(rank: RankReading, time_unix_ns: int) -> list[Metric]:
 
 
 def node_metrics(node: NodeReading, time_unix_ns: int) -> list[Metric]:
-    """The metrics of the node's relay, and of its ranks where they share their histograms."""
+    """The metrics of the node's relay."""
     span = (node.start_unix_ns, time_unix_ns)
     health = node.health
     return [
-        *_histograms(node.aggregates, span),
         *_numbers(names.RESTARTS, node.restarts, span),
         *_numbers(names.LAUNCH_TIME, node.launch_s, span),
         *_numbers(names.LAUNCH_METRIC, node.launch_metrics, span),
