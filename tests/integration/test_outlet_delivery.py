@@ -238,6 +238,23 @@ def test_console_is_an_endpoint(open_outlet: Callable[..., Outlet], capfd: pytes
     assert json.loads(capfd.readouterr().out)["name"] == "span 3"
 
 
+def test_of_a_list_of_exporters_otlp_is_served_and_the_rest_is_said(
+    open_outlet: Callable[..., Outlet], said: list[str]
+) -> None:
+    """The list is the specification's; to serve none of it would be to lose what was asked for."""
+    with OtlpSink() as sink:
+        outlet = open_outlet({**sink.environ, "OTEL_TRACES_EXPORTER": "otlp,console"})
+        outlet.put_spans([span(0)])
+
+        outlet.close(timeout_s=20)
+
+        arrived = len(sink.spans())
+    assert arrived == 1
+    assert said == [
+        f"console of OTEL_TRACES_EXPORTER is not served by the relay: it takes traces to one place, {sink.endpoint}"
+    ]
+
+
 def test_variable_that_is_not_understood_keeps_everything(
     tmp_path: Path, open_outlet: Callable[..., Outlet], said: list[str]
 ) -> None:

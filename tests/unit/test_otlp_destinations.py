@@ -123,6 +123,10 @@ def test_form_of_a_signal_wins(tmp_path: Path) -> None:
         ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "otlp"}, "otlp"),
         ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "console"}, "console"),
         ({"OTEL_TRACES_EXPORTER": "otlp"}, "folder"),
+        ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "otlp,console"}, "otlp"),
+        ({**ENDPOINT, "OTEL_TRACES_EXPORTER": " console , OTLP,"}, "otlp"),
+        ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "zipkin,console"}, "console"),
+        ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "none,otlp"}, "otlp"),
         ({**ENDPOINT, "OTEL_METRICS_EXPORTER": "none"}, "otlp"),
         ({**ENDPOINT, "OTEL_SDK_DISABLED": "TRUE"}, "none"),
         ({**ENDPOINT, "OTEL_SDK_DISABLED": "1"}, "otlp"),
@@ -135,10 +139,18 @@ def test_exporter_is_chosen(environ: Mapping[str, str], kind: str) -> None:
     assert found.kind == kind
 
 
+def test_exporters_beside_the_one_are_known() -> None:
+    """Who has asked for two must hear that one of them gets nothing from us."""
+    found = destination("metrics", {**ENDPOINT, "OTEL_METRICS_EXPORTER": "prometheus,otlp,none,console"})
+
+    assert (found.kind, found.beside) == ("otlp", ("prometheus", "console"))
+
+
 @pytest.mark.parametrize(
     ("signal", "variable", "value", "accepted"),
     [
         ("traces", "OTEL_TRACES_EXPORTER", "jaeger", "otlp, none or console"),
+        ("traces", "OTEL_TRACES_EXPORTER", "jaeger,zipkin", "otlp, none or console"),
         ("traces", "OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318", "http://host:port"),
         ("traces", "OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:port", "http://host:port"),
         ("logs", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "ftp://c", "http://host:port"),

@@ -3,6 +3,9 @@
 A signal without an endpoint goes nowhere: the run folder is the output. The specification's own default endpoint,
 `http://localhost:4318`, would make every run without a collector one with an outage.
 
+A list of exporters (`otlp,console`) is the specification's. Each signal goes to one place here: to OTLP where that is
+in the list, else to the console. What stands beside it is for the script's own SDK, and is said.
+
 The protocol is `http/protobuf` where none is given, as the specification says; the SDK's own default is grpc.
 
 Timeouts. The specification counts `OTEL_EXPORTER_OTLP_TIMEOUT` in milliseconds, Python's exporters (1.45.2) read the
@@ -15,7 +18,7 @@ Source: https://opentelemetry.io/docs/specs/otel/protocol/exporter/
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -37,7 +40,8 @@ class Destination:
     """Where one signal goes.
 
     `kind`: an OTLP endpoint; the console; the run folder alone; or nowhere, not even there.
-    `url`: as the exporter uses it; grpc takes `host:port` too. The rest counts for `otlp`.
+    `url`: as the exporter uses it; grpc takes `host:port` too. The rest counts for `otlp`, but for `beside`: what else
+    the list of exporters names.
     """
 
     signal: Signal
@@ -51,6 +55,7 @@ class Destination:
     client_key: str | None = None
     client_certificate: str | None = None
     insecure: bool = False
+    beside: tuple[str, ...] = ()
 
     @property
     def has_tls(self) -> bool:
@@ -83,13 +88,23 @@ def destination(signal: Signal, environ: Mapping[str, str]) -> Destination:
     Raises:
         SettingError: a variable has a value that is not understood.
     """
-    choice = _choice(environ, (f"OTEL_{signal.upper()}_EXPORTER",), ("otlp", "none", "console"))
+    choice, beside = _exporter(environ, f"OTEL_{signal.upper()}_EXPORTER")
     if _is_true(environ.get("OTEL_SDK_DISABLED", "")) or choice == "none":
         return Destination(signal, "none")
     if choice == "console":
-        return Destination(signal, "console")
+        return Destination(signal, "console", beside=beside)
     endpoint = _given(environ, signal, "ENDPOINT")
-    return _otlp(signal, environ, *endpoint) if endpoint else Destination(signal, "folder")
+    found = _otlp(signal, environ, *endpoint) if endpoint else Destination(signal, "folder")
+    return replace(found, beside=beside)
+
+
+def _exporter(environ: Mapping[str, str], variable: str) -> tuple[str, tuple[str, ...]]:
+    """The exporter that a list names, and what it names beside."""
+    named = [name for text in environ.get(variable, "").lower().split(",") if (name := text.strip())]
+    for exporter in ("otlp", "console", "none"):
+        if exporter in named:
+            return exporter, tuple(name for name in named if name not in (exporter, "none"))
+    return _choice(environ, (variable,), ("otlp", "none", "console")), ()
 
 
 def _otlp(signal: Signal, environ: Mapping[str, str], endpoint_variable: str, endpoint: str) -> Destination:

@@ -285,6 +285,9 @@ def _way_out(signal: Signal, environ: Mapping[str, str], complain: Complaints) -
     """What becomes of a signal, and the way to its endpoint where it has one."""
     try:
         goal = destination(signal, environ)
+        if goal.beside:
+            left_out = f"{', '.join(goal.beside)} of OTEL_{signal.upper()}_EXPORTER is not served by the relay"
+            complain(left_out, f"{left_out}: it takes {signal} to one place, {goal.place}")
         return goal.kind, Delivery(goal) if goal.kind in ("otlp", "console") else None
     except SettingError as error:
         # One variable can spoil the destinations of three signals, and is one cause.
