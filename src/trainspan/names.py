@@ -299,7 +299,10 @@ SPAN_ATTRIBUTES = (
     Name(STEP, "Number of the step, from 0 in the attempt."),
     Name(PHASE, "What the rank was doing; one of the phases."),
     Name(MICROBATCHES, "Backward passes in the step."),
-    Name(SAMPLED_BECAUSE, "Why this step has a trace."),
+    Name(
+        SAMPLED_BECAUSE,
+        "Why this step has a trace: `first`, `every`, `share` or a sampler; `slow`, `straggler`, `failed`, `last`.",
+    ),
     Name(
         END_REASON,
         "How the process ended: `closed` in good order; left by an `exception`; `exited` with a code other than 0; "

@@ -92,7 +92,7 @@ OTEL_VARIABLES: Final = (
         "Which steps get a trace: `always_on`, `always_off`, `traceidratio`, or one of them behind `parentbased_`. "
         "A step that failed always does, unless sampling is off.",
         f"Unset: the first {FIRST_STEPS} steps of an attempt, {SHARE:.0%} of the others by trace id, "
-        "and those that turn out slow, failed or last.",
+        "and those that turn out slow, straggling, failed or last.",
     ),
     OtelVariable("OTEL_TRACES_SAMPLER_ARG", "1", "The share of the steps, for `traceidratio`."),
     OtelVariable(

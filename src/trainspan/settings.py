@@ -292,8 +292,8 @@ VARIABLES = (
         "TRAINSPAN_SPANS_EVERY",
         "",
         "use a number from 1",
-        "Trace every so many steps, in place of the first ones and a share; slow, failed and last ones besides. "
-        "OTEL_TRACES_SAMPLER has precedence.",
+        "Trace every so many steps, in place of the first ones and a share; slow, straggling, failed and last ones "
+        "besides. OTEL_TRACES_SAMPLER has precedence.",
         _at_least_one,
     ),
     Variable(

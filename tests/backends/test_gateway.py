@@ -110,7 +110,7 @@ def test_a_straggling_step_is_kept_whole_over_replicas_and_nodes(
     steps = [telemetry.step_spans(telemetry.new_run(), "share") for _ in range(16)]
     # Those that are dropped are sent first, so they are decided first.
     ordinary, straggling = steps[:8], steps[8:]
-    late = [telemetry.step_spans(telemetry.new_run(), "slow", beside=step[-1]) for step in straggling]
+    late = [telemetry.step_spans(telemetry.new_run(), "straggler", beside=step[-1]) for step in straggling]
     addresses = free_address(), free_address()
 
     with ExitStack() as nodes:

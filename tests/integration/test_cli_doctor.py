@@ -236,14 +236,22 @@ def test_bad_otel_variable_is_a_problem() -> None:
 @pytest.mark.parametrize(
     ("environ", "state", "text"),
     [
-        ({}, "ok", "traces of the first 5 steps of an attempt, 0.01 of the others, and of slow, failed and last ones;"),
+        (
+            {},
+            "ok",
+            "traces of the first 5 steps of an attempt, 0.01 of the others, and of slow, straggling, failed and last",
+        ),
         ({"OTEL_TRACES_SAMPLER": "always_off"}, "note", "no traces, OTEL_TRACES_SAMPLER=always_off"),
         (
             {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.25"},
             "ok",
             "traces of 0.25 of the steps and of those that fail, OTEL_TRACES_SAMPLER=traceidratio",
         ),
-        ({"TRAINSPAN_SPANS_EVERY": "10"}, "ok", "traces of every step that 10 divides, and of slow, failed and last"),
+        (
+            {"TRAINSPAN_SPANS_EVERY": "10"},
+            "ok",
+            "traces of every step that 10 divides, and of slow, straggling, failed and last",
+        ),
     ],
 )
 def test_sampling_in_force_is_shown(environ: dict[str, str], state: str, text: str) -> None:

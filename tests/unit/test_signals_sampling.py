@@ -227,6 +227,46 @@ def test_any_durations_are_judged(durations_ns: list[int]) -> None:
     assert set(reasons.values()) <= {"first", "share", "slow"}
 
 
+def steady_sampler(environ: Mapping[str, str] | None = None) -> StepSampler:
+    """A sampler that has seen as many steps as it takes to know the pace."""
+    sampler = sampler_of(environ or {})
+    reasons_of(sampler, [PACE_NS] * 200)
+    return sampler
+
+
+@pytest.mark.parametrize(("held_up_ns", "reason"), [(PACE_NS // 4, None), (PACE_NS // 4 + 1, "straggler")])
+def test_a_step_in_which_one_rank_held_the_others_up_is_taken(held_up_ns: int, reason: str | None) -> None:
+    """Where a rank is late in every step, none is slow."""
+    number = next(n for n in range(200, 300) if not sampler_of({}).sampling.takes(trace_id_of("run-1", 0, "step", n)))
+
+    found = steady_sampler().reason_for(number, PACE_NS, 0, held_up_ns=held_up_ns)
+
+    assert found == reason
+
+
+def test_stragglers_leave_room_for_slow_steps() -> None:
+    """A rank that is late all day must not cost the one step that took ten times as long."""
+    sampler = steady_sampler()
+
+    late = [sampler.reason_for(n, PACE_NS, 0, held_up_ns=PACE_NS) for n in range(1000, 1030)]
+    slow = sampler.reason_for(1030, 10 * PACE_NS, 0, held_up_ns=5 * PACE_NS)
+
+    assert SLOW_BURST <= late.count("straggler") <= SLOW_BURST + 3
+    assert slow == "slow"
+
+
+def test_nobody_is_a_straggler_before_the_pace_is_known_or_where_a_sampler_is_set() -> None:
+    """Ranks begin at different times; and who sets a ratio wants that ratio."""
+    beginner = sampler_of({})
+    reasons_of(beginner, [PACE_NS] * (SLOW_AFTER - 1))
+    configured = steady_sampler({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0"})
+
+    early = beginner.reason_for(SLOW_AFTER - 1, PACE_NS, 0, held_up_ns=PACE_NS)
+    unasked = configured.reason_for(1000, PACE_NS, 0, held_up_ns=PACE_NS)
+
+    assert (early, unasked) == (None, None)
+
+
 def test_a_step_is_everybodys_if_its_number_or_its_trace_id_says_so() -> None:
     """Below whose root a node hangs its ranks depends on it: rank 0's relay knows of nothing else."""
     sampler = sampler_of({})

@@ -1,7 +1,9 @@
 """A rank's own time: what tells who is late from who waits."""
 
+import pytest
+
 from trainspan.names import AnyPhase, Phase, named_phase
-from trainspan.relay.timeline.own_time import OwnTime
+from trainspan.relay.timeline.own_time import OwnTime, held_up_ns, own_ns
 
 STEP: dict[AnyPhase, int] = {
     Phase.DATA_WAIT: 5,
@@ -35,3 +37,34 @@ def test_a_step_without_those_phases_says_nothing() -> None:
     own = OwnTime().with_step({Phase.OTHER: 100}).with_timed_step({})
 
     assert own == OwnTime(None, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "held_up"),
+    [
+        # One is late by 50, and the others took as long.
+        ([(150, 100), (150, 50)], 50),
+        ([(150, 100), (148, 50), (149, 40), (150, 60)], 50),
+        # Its peers went on without it: they did not wait.
+        ([(150, 100), (100, 50)], 0),
+        ([(150, 100), (150, 50), (100, 50)], 0),
+        # Half of them are late: the middle one still is not.
+        ([(150, 100), (150, 100), (150, 50), (150, 50)], 50),
+        ([(150, 100), (150, 100), (150, 100), (150, 50)], 0),
+        # Nobody to compare with, or nothing to compare.
+        ([(150, 100)], 0),
+        ([(150, 100), (150, None)], 0),
+        ([], 0),
+    ],
+)
+def test_one_rank_holds_the_others_up_by_what_it_needs_beyond_the_middle_one(
+    ranks: list[tuple[int, int | None]], held_up: int
+) -> None:
+    """Ranks that do not wait for each other in every step have no straggler, however different they are."""
+    assert held_up_ns(ranks) == held_up
+
+
+def test_own_time_of_a_step_is_that_of_its_own_phases() -> None:
+    """The same phases as in the sum over all steps."""
+    assert own_ns(STEP) == OwnTime().with_step(STEP).host_ns
+    assert own_ns({Phase.OTHER: 5}) is None

@@ -33,6 +33,7 @@ from trainspan.relay.signals.logs import (
 )
 from trainspan.relay.signals.sampling import StepSampler
 from trainspan.relay.signals.spans import Span, step_spans
+from trainspan.relay.timeline.own_time import held_up_ns, own_ns
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.relay.timeline.segments import Segment
 from trainspan.relay.timeline.waits import Wait, waits_of
@@ -206,7 +207,9 @@ class Assembly:
         parts = self._waiting.pop(number)
         longest = max(parts, key=lambda part: part.step.end_ns - part.step.start_ns).step
         failed = any(part.end is not None or _left_by_exception(part.step) for part in parts)
-        reason = self._sampler.reason_for(number, longest.end_ns - longest.start_ns, longest.end_ns, failed=failed)
+        duration_ns = longest.end_ns - longest.start_ns
+        held_ns = held_up_ns([(part.step.end_ns - part.step.start_ns, own_ns(part.phase_times_ns)) for part in parts])
+        reason = self._sampler.reason_for(number, duration_ns, longest.end_ns, failed=failed, held_up_ns=held_ns)
         decision = _Decision(reason, self._root_rank(number, parts, reason))
         self._decided[number] = decision
         if len(self._decided) > MOST_DECIDED:

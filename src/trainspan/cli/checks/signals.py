@@ -32,10 +32,10 @@ def _sampling(sampling: Sampling) -> Finding:
     if sampling.name is not None:
         text = f"traces of {sampling.ratio:.6g} of the steps and of those that fail, {VARIABLE}={sampling.name}"
     elif sampling.every is not None:
-        text = f"traces of every step that {sampling.every} divides, and of slow, failed and last ones"
+        text = f"traces of every step that {sampling.every} divides, and of slow, straggling, failed and last ones"
     else:
         text = (
             f"traces of the first {FIRST_STEPS} steps of an attempt, {sampling.ratio:.6g} of the others, and of slow, "
-            f"failed and last ones; {VARIABLE} would choose others"
+            f"straggling, failed and last ones; {VARIABLE} would choose others"
         )
     return Finding(AREA, "ok", text, facts=facts)
