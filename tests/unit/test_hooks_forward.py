@@ -2,8 +2,11 @@
 
 import copy
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,11 +16,13 @@ from torch.utils.data import DataLoader
 
 from tests.unit.tapes import Tape, recording_marker
 from trainspan.names import Phase
+from trainspan.record import untraced
 from trainspan.record.hooks import forward
 from trainspan.record.hooks.root_call import SLOT, RootCall
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
 from trainspan.recording.layout import UNTRAINED
+from trainspan.watch import ImportWatch
 
 STEPS_OF_A_SEARCH = 2
 FORWARD = ["enter forward", "resume other"]
@@ -346,6 +351,86 @@ class OwnState(nn.Linear):
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__)
+
+
+@pytest.mark.parametrize("original", ["lives", "is compiled", "has lost its slot", "is gone"])
+def test_copy_of_all_that_a_module_has_calls_itself(watched: Watched, original: str) -> None:
+    """A common `__copy__` takes over the `__dict__`, the slot included: it must not run the original's forward."""
+    model = Scaled()
+    model(torch.ones(2))
+    watched.end_search()
+    twin = copy.copy(model)
+    twin.scale = 10.0
+    before = len(watched.tape.written())
+    if original == "is compiled":
+        model.compile(backend="eager")
+    if original == "has lost its slot":
+        model._compiled_call_impl = None
+    models = [model, twin]
+    if original == "is gone":
+        del models[0], model
+
+    answers = [float(module(torch.ones(2)).detach()) for module in models]
+    with torch.no_grad():
+        twin.eval()(torch.ones(2))
+
+    assert answers == [1.0, 10.0][-len(answers) :]
+    assert watched.tape.written()[before:] == FORWARD * (1 + (original in ("lives", "is compiled"))) + VALIDATION
+
+
+def test_copy_is_traced_as_itself(watched: Watched) -> None:
+    """A compiler looks at the copy's `__dict__` too, and an export calls it as it is."""
+    model = Scaled()
+    model(torch.ones(2))
+    watched.end_search()
+    twin = copy.copy(model)
+    twin.scale = 10.0
+    import_module(untraced.COMPILER_MODULE)
+    untraced.install(ImportWatch())
+
+    compiled = torch.compile(twin, backend="eager")(torch.ones(2))
+    within = torch.compile(lambda inputs: twin(inputs) + 1, backend="eager")(torch.ones(2))
+    exported = torch.export.export(twin, (torch.ones(2),), strict=False).module()(torch.ones(2))
+
+    assert [float(answer.detach()) for answer in (compiled, within, exported)] == [10.0, 11.0, 10.0]
+
+
+class Scaled(nn.Module):
+    """A root that copies itself by its `__dict__`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.scale = 1.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (self.weight * inputs).mean() * self.scale
+
+    def __copy__(self) -> "Scaled":
+        twin = Scaled.__new__(Scaled)
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+
+def test_only_a_copied_mark_asks_the_frame_who_is_called(watched: Watched) -> None:
+    """It takes twice as long, and a model that nobody copies must not pay for it."""
+    asked = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal asked
+        asked += event == "call" and frame.f_code is RootCall._callee.__code__
+
+    model = Scaled()
+    model(torch.ones(2))
+    watched.end_search()
+    sys.setprofile(count)
+    model(torch.ones(2))
+    alone = asked
+    twin = copy.copy(model)
+    twin(torch.ones(2))
+    sys.setprofile(None)
+
+    assert (alone, asked) == (0, 1)
 
 
 def test_replica_does_not_call_the_original(watched: Watched) -> None:
