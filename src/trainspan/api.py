@@ -29,7 +29,7 @@ def _surface() -> "Surface | None":
     try:
         from trainspan.record.surface import Surface
 
-        return Surface(*found, _is_traced)
+        return Surface(*found, _is_traced, globals())
     except Exception as error:
         from trainspan.guard import warn_once
 
@@ -51,7 +51,7 @@ def _look_for_torch() -> bool:
     return False
 
 
-def _is_traced() -> bool:
+def _is_traced() -> bool:  # not to be renamed: it is in every pickle of a decorated function, with all that is in it
     return _is_compiling()  # looked up each time: it changes when torch comes
 
 

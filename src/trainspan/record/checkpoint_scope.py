@@ -12,7 +12,7 @@ from trainspan.record.checkpoints import Cover
 from trainspan.record.engine import UNMARKED, Engine
 from trainspan.record.marker import FOREIGN
 from trainspan.record.scope import Scope
-from trainspan.record.scopes import LiveScope
+from trainspan.record.scopes import Call, LiveScope
 
 _NUMBERS: Final = {"save": int(Phase.CHECKPOINT_SAVE), "load": int(Phase.CHECKPOINT_LOAD)}
 
@@ -53,6 +53,10 @@ class CheckpointScope(LiveScope):
 
     def again(self) -> Scope:
         return CheckpointScope(self._engine, self.what, self._kind, self._path, self._step, background=self._background)
+
+    def call(self) -> Call:
+        more = self._background if self._kind == "save" else self._step
+        return f"checkpoint_{self._kind}", (self._path, more)
 
     def start(self) -> None:
         engine, notes = self._engine, self._engine.recorder.notes

@@ -6,7 +6,7 @@ happens on the thread that trains; of other threads only what makes no mark is t
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -58,6 +58,7 @@ class Engine:
     Args:
         recorder: of this process.
         is_traced: whether a compiler traces what is running now.
+        functions: of the API, by name: a pickled scope is a call of one.
         may_begin: whether the process records once the script marks anything, or only once it begins a loop: what a
             DataLoader's worker marks is no training.
 
@@ -66,9 +67,12 @@ class Engine:
         forked: whether this process is a fork of the one in which the API was used first.
     """
 
-    def __init__(self, recorder: Recorder, is_traced: Callable[[], bool], *, may_begin: bool):
+    def __init__(
+        self, recorder: Recorder, is_traced: Callable[[], bool], functions: Mapping[str, Any], *, may_begin: bool
+    ):
         self.recorder = recorder
         self.is_traced = is_traced
+        self.functions = functions
         self.marker = recorder.marker
         self.misuse = Misuse(recorder.event)
         self.phases = PhaseNumbers(self._tell_now, lambda: self.misuse.count("names", "phase(…)"))

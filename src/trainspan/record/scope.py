@@ -42,13 +42,19 @@ class Scope:
     def note(self, /, **attributes: Any) -> None:
         """Add attributes to the span, if there is one: texts, numbers and truth values; tensors are refused."""
 
+    def again(self) -> "Scope":
+        """Another scope like this one."""
+        return self
 
-def decorated(function: F, again: Callable[[], Scope], is_traced: Callable[[], bool]) -> F:
+
+def decorated(function: F, scope: Scope, is_traced: Callable[[], bool]) -> F:
     """`function` with a new scope around each call.
+
+    It holds on to nothing but these three: who sends a function with all that is in it, as Ray does, pickles them.
 
     Args:
         function: to be called.
-        again: makes a scope.
+        scope: is made again for each call.
         is_traced: whether a compiler traces the call; nothing is around it then.
     """
     code = getattr(function, "__code__", None)
@@ -59,11 +65,11 @@ def decorated(function: F, again: Callable[[], Scope], is_traced: Callable[[], b
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_traced():
             return function(*args, **kwargs)
-        with again():
+        with scope.again():
             return function(*args, **kwargs)
 
     async def call_and_wait(*args: Any, **kwargs: Any) -> Any:
-        with again():
+        with scope.again():
             return await function(*args, **kwargs)
 
     wrapper: Any = call_and_wait if flags & _COROUTINE else call
@@ -71,9 +77,12 @@ def decorated(function: F, again: Callable[[], Scope], is_traced: Callable[[], b
 
 
 class Idle(Scope):
-    """The scope of a process that records nothing; there is one."""
+    """The scope of a process that records nothing; there is one, which is its own copy."""
 
     __slots__ = ("__weakref__",)
+
+    def __reduce__(self) -> str:
+        return "IDLE"  # in this module: what was pickled with it must find it here
 
 
 IDLE = Idle()

@@ -25,6 +25,9 @@ from trainspan.record.scope import Scope, decorated
 F = TypeVar("F", bound=Callable[..., Any])
 L = TypeVar("L", bound="LiveScope")
 
+Call = tuple[str, tuple[Any, ...]]
+"""A function of the API by name, and what it is given."""
+
 _VALIDATION: Final = int(Phase.VALIDATION)
 _GENERATION: Final = int(Phase.GENERATION)
 _EVALUATION: Final = "evaluation"
@@ -34,7 +37,10 @@ _STEP: Final = "step"
 class LiveScope(Scope, ABC):
     """What all of them have in common: ours fails quietly, and a decorator makes a new scope for each call.
 
-    `what` is the call that made it, in words.
+    An object that holds one can be copied and pickled. A copy is another scope like it; a pickle is the call that made
+    it, which does nothing in a process that records nothing.
+
+    `what` is that call, in words.
     """
 
     __slots__ = ("_engine", "what")
@@ -57,11 +63,24 @@ class LiveScope(Scope, ABC):
             # A class or a module inside a function is none any more, and a static method is a method.
             self._engine.misuse.count("argument", self.what)
             return function
-        return decorated(function, self.again, self._engine.is_traced)
+        return decorated(function, self, self._engine.is_traced)
+
+    def __copy__(self) -> Scope:
+        return self.again()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Scope:
+        return self.again()
+
+    def __reduce__(self) -> tuple[Callable[..., Scope], tuple[Any, ...]]:
+        function, arguments = self.call()
+        return self._engine.functions[function], arguments
 
     @abstractmethod
-    def again(self) -> Scope:
-        """Another scope like this one."""
+    def again(self) -> Scope: ...
+
+    @abstractmethod
+    def call(self) -> Call:
+        """The call that makes such a scope."""
 
     @abstractmethod
     def start(self) -> None:
@@ -88,6 +107,9 @@ class PhaseScope(LiveScope):
     def again(self) -> Scope:
         return PhaseScope(self._engine, self.what, self.number)
 
+    def call(self) -> Call:
+        return "phase", (self.what,)
+
     def start(self) -> None:
         if self.outer >= 0 or self._engine.is_in(self.number):
             self._engine.misuse.count("reentered", self.what)
@@ -105,12 +127,16 @@ class PhaseScope(LiveScope):
 class NotingScope(LiveScope):
     """A scope that makes a span: `note` adds to its attributes."""
 
-    __slots__ = ("_attributes", "_started_ns")
+    __slots__ = ("_attributes", "_call", "_started_ns")
 
-    def __init__(self, engine: Engine, what: str, attributes: dict[str, Value] | None = None):
+    def __init__(self, engine: Engine, what: str, call: Call, attributes: dict[str, Value] | None = None):
         super().__init__(engine, what)
+        self._call = call
         self._attributes = attributes or {}
         self._started_ns: int | None = None  # while it is open
+
+    def call(self) -> Call:
+        return self._call
 
     def note(self, /, **attributes: Any) -> None:
         self._engine.safely(self._note, attributes)
@@ -152,7 +178,7 @@ class EvaluationScope(NotingScope):
     lets_step_in = False
 
     def __init__(self, engine: Engine, what: str, kind: str):
-        super().__init__(engine, what)
+        super().__init__(engine, what, (f"{kind}_loop", ()))
         self._kind = kind
         self.iterations = 0
         self.number = _GENERATION if kind == "generation" else _VALIDATION
@@ -184,6 +210,9 @@ class EvaluationStepScope(PhaseScope):
     def again(self) -> Scope:
         return EvaluationStepScope(self._engine, self.what, self.number)
 
+    def call(self) -> Call:
+        return "validation_step", ()
+
     def start(self) -> None:
         evaluation = self._engine.loops.get(_EVALUATION)
         if evaluation is None:
@@ -204,6 +233,9 @@ class StepScope(LiveScope):
 
     def again(self) -> Scope:
         return StepScope(self._engine, None)  # the number is that of one step
+
+    def call(self) -> Call:
+        return "step", (self._number,)
 
     def start(self) -> None:
         engine = self._engine
@@ -248,15 +280,24 @@ class LoopScope(NotingScope):
     __slots__ = ("_is_training", "_span", "_steps")
 
     def __init__(
-        self, engine: Engine, what: str, span: str, attributes: dict[str, Value] | None = None, *, is_training: bool
+        self,
+        engine: Engine,
+        what: str,
+        call: Call,
+        span: str,
+        attributes: dict[str, Value] | None = None,
+        *,
+        is_training: bool,
     ):
-        super().__init__(engine, what, attributes)
+        super().__init__(engine, what, call, attributes)
         self._span = span
         self._is_training = is_training
         self._steps = 0
 
     def again(self) -> Scope:
-        return LoopScope(self._engine, self.what, self._span, self._attributes, is_training=self._is_training)
+        return LoopScope(
+            self._engine, self.what, self._call, self._span, self._attributes, is_training=self._is_training
+        )
 
     def start(self) -> None:
         self._engine.begin()
@@ -281,20 +322,29 @@ class TimedScope(NotingScope):
         self,
         engine: Engine,
         what: str,
+        call: Call,
         span: str,
         attributes: dict[str, Value] | None = None,
         *,
         state: str | None = None,
         begins: bool = False,
     ):
-        super().__init__(engine, what, attributes)
+        super().__init__(engine, what, call, attributes)
         self._span = span
         self._state = state
         self._begins = begins
         self._starts_ns: list[int] = []
 
     def again(self) -> Scope:
-        return TimedScope(self._engine, self.what, self._span, self._attributes, state=self._state, begins=self._begins)
+        return TimedScope(
+            self._engine,
+            self.what,
+            self._call,
+            self._span,
+            self._attributes,
+            state=self._state,
+            begins=self._begins,
+        )
 
     def start(self) -> None:
         if self._begins:

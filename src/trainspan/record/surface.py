@@ -56,29 +56,32 @@ class Surface:
         recorder: of this process.
         role: of this process.
         is_traced: whether a compiler traces what is running now.
+        functions: of the API, by name.
     """
 
-    def __init__(self, recorder: Recorder, role: str, is_traced: Callable[[], bool]):
+    def __init__(self, recorder: Recorder, role: str, is_traced: Callable[[], bool], functions: Mapping[str, Any]):
         self._recorder = recorder
-        self.engine = Engine(recorder, is_traced, may_begin=role == Role.RANK)
+        self.engine = Engine(recorder, is_traced, functions, may_begin=role == Role.RANK)
         self.callbacks = Callbacks(self.engine)
         self._number_of = self.engine.phases.number_of
         self._span_names = SpanNames.of(recorder.settings)
 
     def application(self) -> Scope:
-        return LoopScope(self.engine, "application()", names.SPAN_APPLICATION, is_training=False)
+        return LoopScope(self.engine, "application()", ("application", ()), names.SPAN_APPLICATION, is_training=False)
 
     def init(self, name: str) -> Scope:
         safe = self._phase_of(name, "init").name
         state = _INIT_STATES.get(safe, "init")
         what = f"init({safe!r})"
-        return TimedScope(self.engine, what, f"{names.SPAN_INIT}.{safe}", state=state, begins=True)
+        span = f"{names.SPAN_INIT}.{safe}"
+        return TimedScope(self.engine, what, ("init", (safe,)), span, state=state, begins=True)
 
     def training_loop(self, first_step: int | None, target_steps: int | None) -> Scope:
         told = {"first_step": first_step, "target_steps": target_steps}
         if first_step is not None or target_steps is not None:
             self.engine.safely(self._configure, told, "training_loop")
-        return LoopScope(self.engine, "training_loop()", names.SPAN_LOOP, is_training=True)
+        call = "training_loop", (first_step, target_steps)
+        return LoopScope(self.engine, "training_loop()", call, names.SPAN_LOOP, is_training=True)
 
     def step(self, number: object) -> Scope:
         return StepScope(self.engine, self._read(whole_of, number, "step(number=…)"))
@@ -114,7 +117,8 @@ class Surface:
         given = self._read(mapping_of, attributes, f"timed({phase.name!r}, attributes=…)")
         if not self._span_names.takes(phase.span):
             return Scope()
-        return TimedScope(self.engine, what, phase.span, self.engine.values_of(given, what) if given else {})
+        values = self.engine.values_of(given, what) if given else {}
+        return TimedScope(self.engine, what, ("timed", (phase.name, values)), phase.span, values)
 
     def _phase_of(self, name: object, what: str) -> NamedPhase:
         """What `name` is on the wire."""
