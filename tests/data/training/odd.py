@@ -130,47 +130,50 @@ def given_for(function: Any, odd_one: inspect.Parameter, odd: Any) -> tuple[list
 
 
 NOT_A_NUMBER: Any = "x"
+LIST: Any = []
+FIVE: Any = 5
+NOTHING: Any = None
 WRONG: dict[str, Callable[[], Any]] = {
     "configure(tags)": lambda: trainspan.configure(tags=NOT_A_NUMBER),
     "configure(global_batch_size)": lambda: trainspan.configure(global_batch_size=NOT_A_NUMBER),
     "configure(flops_per_token)": lambda: trainspan.configure(flops_per_token=math.nan),
-    "configure(perf_tag)": lambda: trainspan.configure(perf_tag=[]),  # type: ignore[arg-type]
+    "configure(perf_tag)": lambda: trainspan.configure(perf_tag=LIST),
     "configure(baseline)": lambda: trainspan.configure(baseline=NOT_A_NUMBER),
     "training_loop(first_step)": lambda: trainspan.training_loop(first_step=-1),
     "training_loop(target_steps)": lambda: trainspan.training_loop(target_steps=NOT_A_NUMBER),
     "step(number)": lambda: trainspan.step(NOT_A_NUMBER),
     "step(number) beyond 64 bits": lambda: trainspan.step(1 << 70),
-    "phase(name)": lambda: trainspan.phase(5),  # type: ignore[arg-type]
-    "init(name)": lambda: trainspan.init(None),  # type: ignore[arg-type]
-    "timed(name)": lambda: trainspan.timed([]),  # type: ignore[arg-type]
-    "timed(attributes)": lambda: trainspan.timed("x", 5),  # type: ignore[arg-type]
+    "phase(name)": lambda: trainspan.phase(FIVE),
+    "init(name)": lambda: trainspan.init(NOTHING),
+    "timed(name)": lambda: trainspan.timed(LIST),
+    "timed(attributes)": lambda: trainspan.timed("x", FIVE),
     "timed(attributes) torn": lambda: trainspan.timed("x", Torn()),
-    "event(name)": lambda: trainspan.event(5),  # type: ignore[arg-type]
-    "log(values)": lambda: trainspan.log(5),  # type: ignore[arg-type]
+    "event(name)": lambda: trainspan.event(FIVE),
+    "log(values)": lambda: trainspan.log(FIVE),
     "log(name, value)": lambda: trainspan.log("x", "y"),
     "log({name: value})": lambda: trainspan.log({"x": "y", "z": 1}),
-    "log({5: value})": lambda: trainspan.log({5: 1}),  # type: ignore[dict-item]
+    "log({5: value})": lambda: trainspan.log({FIVE: 1}),
     "log(values, number)": lambda: trainspan.log({"x": 1}, 100),
     "log(step)": lambda: trainspan.log({"x": 1}, step=NOT_A_NUMBER),
-    "counter(name)": lambda: trainspan.counter([]),  # type: ignore[arg-type]
+    "counter(name)": lambda: trainspan.counter(LIST),
     "counter(by)": lambda: trainspan.counter("x", NOT_A_NUMBER),
     "counter(by) backwards": lambda: trainspan.counter("x", -1),
     "counter(by) without end": lambda: trainspan.counter("x", math.inf),
-    "observe(name)": lambda: trainspan.observe([], lambda: 1),  # type: ignore[arg-type]
-    "observe(callback)": lambda: trainspan.observe("x", 5),  # type: ignore[arg-type]
+    "observe(name)": lambda: trainspan.observe(LIST, lambda: 1),
+    "observe(callback)": lambda: trainspan.observe("x", FIVE),
     "observe(total)": lambda: trainspan.observe("x", lambda: 1, total=NOT_A_NUMBER),
     "processed(samples)": lambda: trainspan.processed(samples=NOT_A_NUMBER),
     "processed(tokens) backwards": lambda: trainspan.processed(tokens=-1),
-    "checkpoint_save(path)": lambda: trainspan.checkpoint_save(5),  # type: ignore[arg-type]
+    "checkpoint_save(path)": lambda: trainspan.checkpoint_save(FIVE),
     "checkpoint_save(background)": lambda: trainspan.checkpoint_save(background=NOT_A_NUMBER),
     "checkpoint_load(step)": lambda: trainspan.checkpoint_load(step=NOT_A_NUMBER),
-    "checkpoint_saved(path)": lambda: trainspan.checkpoint_saved(5),  # type: ignore[arg-type]
-    "is_enabled(kind)": lambda: trainspan.is_enabled(5),  # type: ignore[arg-type]
+    "checkpoint_saved(path)": lambda: trainspan.checkpoint_saved(FIVE),
+    "is_enabled(kind)": lambda: trainspan.is_enabled(FIVE),
     "on_step_end(error)": lambda: trainspan.on_step_end(NOT_A_NUMBER),
     "on_step_start(…)": lambda: trainspan.on_step_start(1, 2, 3, no_such=4),
-    "on_phase_start(name)": lambda: trainspan.on_phase_start(5),  # type: ignore[arg-type]
+    "on_phase_start(name)": lambda: trainspan.on_phase_start(FIVE),
     "@phase(…) of a class": lambda: trainspan.phase("x")(Torn),
-    "@step() of what is no function": lambda: trainspan.step()(5),  # type: ignore[type-var]
+    "@step() of what is no function": lambda: trainspan.step()(FIVE),
 }
 
 
