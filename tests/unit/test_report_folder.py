@@ -10,6 +10,8 @@ from tests.unit.report_runs import PLAIN_MS, rank_of, run_of
 from trainspan.errors import RecordingError, RunNotFound
 from trainspan.report.folder import find_run, load_run
 
+LATER_S = 1_900_000_000
+
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
@@ -33,6 +35,34 @@ def write_summary(folder: Path, name: str, *ranks: int) -> None:
 def test_newest_run_is_the_one_that_last_gave_news(state: Path) -> None:
     """`trainspan report` without a word shows what runs or ran last, however old its folder is."""
     assert find_run(state, None) == state / "runs" / "llama-7"
+
+
+@pytest.mark.parametrize("what", ["attempts", "recordings"])
+def test_newer_run_that_holds_nothing_is_not_meant(what: str, state: Path) -> None:
+    """A process that was killed in its first millisecond must not hide the run before it."""
+    (state / "runs" / "empty" / what).mkdir(parents=True)
+    os.utime(state / "runs" / "empty", (LATER_S, LATER_S))
+
+    assert find_run(state, None) == state / "runs" / "llama-7"
+
+
+def test_newer_run_that_is_recorded_and_not_read_yet_is_meant(state: Path) -> None:
+    """With TRAINSPAN_RELAY=off, or in its first second: what is said of it says what to do."""
+    memory = state / "memory"
+    memory.mkdir()
+    (memory / "r00000-a0-p1-00000000.ring").touch()
+    (state / "runs" / "new" / "recordings").mkdir(parents=True)
+    (state / "runs" / "new" / "recordings" / "host").symlink_to(memory)
+    os.utime(state / "runs" / "new", (LATER_S, LATER_S))
+
+    assert find_run(state, None) == state / "runs" / "new"
+
+
+def test_run_that_holds_nothing_is_meant_where_there_is_no_other(tmp_path: Path) -> None:
+    """Then it is what the reader has to be told of."""
+    (tmp_path / "runs" / "empty").mkdir(parents=True)
+
+    assert find_run(tmp_path, None).name == "empty"
 
 
 @pytest.mark.parametrize(("wanted", "run"), [("demo-1", "demo-1"), ("de", "demo-1"), ("llama-7", "llama-7")])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainspan.errors import RecordingError, RunNotFound
+from trainspan.recording import layout
 from trainspan.relay.timeline.summary import Summary
 
 SUMMARIES = "summary*.json"
@@ -25,7 +26,8 @@ def find_run(state: Path, wanted: str | None) -> Path:
 
     Args:
         state: the state directory, which holds `runs/`.
-        wanted: a run id, the beginning of just one, or the path of a run folder; None: the newest run.
+        wanted: a run id, the beginning of just one, or the path of a run folder; None: the newest run
+            that anything was recorded of.
 
     Raises:
         RunNotFound: there is none, or more than one.
@@ -37,7 +39,7 @@ def find_run(state: Path, wanted: str | None) -> Path:
     if wanted is None:
         if not folders:
             raise RunNotFound(f"no run in {runs}; record one: trainspan run -- python train.py")
-        return max(folders, key=_changed_ns)
+        return max(folders, key=lambda folder: (_is_recorded(folder), _changed_ns(folder)))
     return _matching(folders, wanted, runs)
 
 
@@ -105,6 +107,14 @@ def _subfolders(path: Path) -> list[Path]:
         return []
     except OSError as error:
         raise RunNotFound(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _is_recorded(folder: Path) -> bool:
+    """Whether a relay has read anything of the run, or could."""
+    patterns = (SUMMARIES, f"recordings/*/*{layout.RING_SUFFIX}")
+    with contextlib.suppress(OSError):  # replaced since it was listed, or closed to this user
+        return any(next(folder.glob(pattern), None) is not None for pattern in patterns)
+    return False
 
 
 def _changed_ns(folder: Path) -> int:
