@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.recorded import REPOSITORY, SCRIPTS, Run, Training, start, start_ranks
+from trainspan.report.folder import find_run
 from trainspan.role import Role
 
 RUN = "fixed"
@@ -21,9 +22,9 @@ RING_MARKS_WARNING = (
 )
 
 
-def files_below(directory: Path) -> list[str]:
-    """Everything below `directory` that is no directory."""
-    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir())
+def entries_below(directory: Path) -> list[str]:
+    """Everything below `directory`: files, directories, and links wherever they lead."""
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
 
 
 def train(state: Path, **more: str) -> Run:
@@ -58,7 +59,7 @@ def test_switch_that_is_not_understood_is_off(tmp_path: Path) -> None:
 
     warning = "trainspan: TRAINSPAN_ENABLED='maybe' is not understood: use 1 or 0; going on with 0"
     assert run.stderr.splitlines() == [warning]
-    assert (run.exit_code, files_below(tmp_path)) == (0, [])
+    assert (run.exit_code, entries_below(tmp_path)) == (0, [])
 
 
 def test_unwritable_place_is_refused(tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_unwritable_place_is_refused(tmp_path: Path) -> None:
     run = train(file)
 
     assert_unrecorded(run, str(file))
-    assert files_below(tmp_path) == ["file"]
+    assert entries_below(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize("ranks", [None, 1], ids=["alone", "torchrun"])
@@ -89,15 +90,65 @@ def test_what_another_containers_relay_reads_needs_no_other_place(tmp_path: Path
     assert [(recording.identity.run, len(recording.steps)) for recording in recorded] == [(RUN, 4)]
 
 
-def test_full_place_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+NOTES_DIRECTORIES = """
+import os, sys
+
+def note(event, arguments):
+    if event == "os.mkdir":
+        with open(os.environ["NOTES"], "a") as notes:
+            notes.write(os.fspath(arguments[0]) + "\\n")
+
+sys.addaudithook(note)
+"""
+
+
+@pytest.mark.parametrize("relay", ["off", "process"])
+@pytest.mark.parametrize("named", [{}, {"TRAINSPAN_RUN_ID": RUN}], ids=["nameless", "named"])
+def test_full_place_is_refused_and_nothing_is_left(named: dict[str, str], relay: str, tmp_path: Path) -> None:
     """Half a ring would be read as a dead rank; a hole in it would kill the rank with SIGBUS."""
     limited = ["bash", "-c", f'ulimit -f {64 * KIB // KIB}; exec "$@"', "bash"]
     command = [*limited, sys.executable, str(SCRIPTS / "loops.py"), "accumulation"]
+    state, notes = tmp_path / "state", tmp_path / "notes"
+    (tmp_path / "sitecustomize.py").write_text(NOTES_DIRECTORIES)
+    paths = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
 
-    run = Training(command, tmp_path, {}).ended()
+    run = Training(
+        command, state, {"TRAINSPAN_RELAY": relay, "PYTHONPATH": paths, "NOTES": str(notes), **named}
+    ).ended()
 
     assert_unrecorded(run, "takes no recording (File too large)")
-    assert files_below(tmp_path) == []
+    made = [path for path in notes.read_text().splitlines() if "trainspan-" in path or str(state) in path]
+    assert made != []
+    assert [path for path in made if os.path.lexists(path)] == []
+    assert not state.exists()
+
+
+@pytest.mark.parametrize("relay", ["off", "process"])
+def test_refused_run_does_not_hide_the_last_good_one(relay: str, tmp_path: Path) -> None:
+    """`trainspan report` would ask for the recordings of a run that has none; and its number is the next one's."""
+    good = train(tmp_path, TRAINSPAN_RUN_ID="good")
+    before = entries_below(tmp_path)
+
+    bad = train(tmp_path, TRAINSPAN_RUN_ID="bad", TRAINSPAN_RECORDING_DIR="/proc/x", TRAINSPAN_RELAY=relay)
+    again = train(tmp_path, TRAINSPAN_RUN_ID="good", TRAINSPAN_RECORDING_DIR="/proc/x", TRAINSPAN_RELAY=relay)
+
+    assert len(good.recordings) == 1
+    for run in (bad, again):
+        assert run.stderr.splitlines()[0].endswith("set TRAINSPAN_RECORDING_DIR")
+    assert entries_below(tmp_path) == before
+    assert find_run(tmp_path, None).name == "good"
+
+
+def test_recording_without_a_run_folder_is_not_left_behind(tmp_path: Path) -> None:
+    """The volume for recordings can be there where the home directory is not: no relay could read them."""
+    (tmp_path / "file").write_text("no directory")
+    (tmp_path / "volume").mkdir()
+    place = {"TRAINSPAN_DIR": str(tmp_path / "file"), "TRAINSPAN_RECORDING_DIR": str(tmp_path / "volume")}
+
+    run = train(tmp_path, TRAINSPAN_RELAY="process", **place)
+
+    assert_unrecorded(run, str(tmp_path / "file"))
+    assert entries_below(tmp_path) == ["file", "volume"]
 
 
 FILLED_LATER = """
@@ -153,7 +204,8 @@ def test_planted_link_is_not_followed(tmp_path: Path) -> None:
     run = train(tmp_path / "state", TRAINSPAN_RUN_ID=RUN)
 
     assert_unrecorded(run, "is not a directory")
-    assert files_below(target) == []
+    assert entries_below(target) == []
+    assert entries_below(tmp_path / "state") == ["runs", f"runs/{RUN}", f"runs/{RUN}/recordings"]
 
 
 def test_directory_open_to_others_is_refused(tmp_path: Path) -> None:
@@ -165,7 +217,7 @@ def test_directory_open_to_others_is_refused(tmp_path: Path) -> None:
     run = train(tmp_path, TRAINSPAN_RUN_ID=RUN)
 
     assert_unrecorded(run, f"chmod 700 {folder}")
-    assert files_below(tmp_path) == []
+    assert entries_below(tmp_path) == ["runs", f"runs/{RUN}"]
 
 
 def test_recordings_are_private(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The next attempt of a run has a number that none before it had, and that nobody beside it gets."""
 
+import contextlib
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -15,12 +16,14 @@ RUN = {"TRAINSPAN_RUN_ID": "llama-7"}
 TORCHRUN = {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "3", "WORLD_SIZE": "1", "RANK": "0"}
 
 
-def numbered(state: Path, environ: dict[str, str], pid: int, *, begins: bool = True) -> Identity:
+def numbered(
+    state: Path, environ: dict[str, str], pid: int, *, begins: bool = True, undo: contextlib.ExitStack | None = None
+) -> Identity:
     """Who a process of that environment is, once it has asked for its number."""
     everything = {**environ, "TRAINSPAN_DIR": str(state)}
     settings, _ = load(everything)
     identity = identify(settings, everything, Role.RANK)._replace(pid=pid)
-    return attempts.numbered(identity, settings, everything, begins=begins)
+    return attempts.numbered(identity, settings, everything, begins=begins, undo=undo)
 
 
 def launched(state: Path, environ: dict[str, str]) -> list[int]:
@@ -95,6 +98,16 @@ def test_other_files_in_the_folder_count_for_nothing(tmp_path: Path) -> None:
         (folder / name).touch()
 
     assert attempts.next_of(tmp_path) == 4
+
+
+def test_number_of_a_refused_recording_is_free_again(tmp_path: Path) -> None:
+    """A run has as many attempts as have trained in it, and no folder where none has."""
+    with contextlib.ExitStack() as undo:
+        taken = [numbered(tmp_path, RUN, 1001, undo=undo).attempt for _ in range(2)]
+
+    assert taken == [0, 0]
+    assert list(tmp_path.iterdir()) == []
+    assert numbered(tmp_path, RUN, 1001).attempt == numbered(tmp_path, RUN, 1002).attempt - 1 == 0
 
 
 def test_number_is_taken_once(tmp_path: Path) -> None:

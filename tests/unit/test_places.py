@@ -1,5 +1,6 @@
 """Where a host's processes record: private, and agreed upon without a message."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -30,6 +31,24 @@ sys.stdin.readline()
 print(places.recording_dir(state, "run", None, in_memory=True))
 """
 
+AGREE_AND_UNDO = """
+import contextlib, sys
+from pathlib import Path
+from trainspan.errors import RecordingRefused
+from trainspan.recording import places
+state, memory = sys.argv[1:]
+places.MEMORY = Path(memory)
+sys.stdin.readline()
+refused = 0
+for _ in range(200):
+    with contextlib.ExitStack() as undo:
+        try:
+            places.recording_dir(state, "run", None, in_memory=True, undo=undo)
+        except RecordingRefused:
+            refused += 1
+print(refused)
+"""
+
 as_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="needs root; would have shown that a directory of another user is refused"
 )
@@ -54,9 +73,9 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-def agree(state: Path, memory: Path, processes: int) -> set[str]:
+def agree(state: Path, memory: Path, processes: int, script: str = AGREE) -> set[str]:
     """The answers of as many processes, asked at the same moment."""
-    command = [sys.executable, "-c", AGREE, str(state), str(memory)]
+    command = [sys.executable, "-c", script, str(state), str(memory)]
     asked = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(processes)
@@ -152,6 +171,16 @@ def test_refusal_of_the_place_that_somebody_chose_names_its_variable(what: str, 
 
     assert str(volume / "run") in str(refusal.value)
     assert str(refusal.value).endswith("set TRAINSPAN_RECORDING_DIR")
+
+
+def test_place_below_a_directory_that_is_gone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job's scratch directory is removed under it: what is relative to it has nothing above."""
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.chdir(tmp_path / "scratch")
+    (tmp_path / "scratch").rmdir()
+
+    with pytest.raises(RecordingRefused, match="cannot be used"):
+        places.make_private(Path("state/run"))
 
 
 @as_root
@@ -257,6 +286,50 @@ def test_processes_that_start_at_once_agree(tmp_path: Path, rebooted: bool) -> N
 
     assert answers == {str(path) for path in memory.iterdir()}
     assert len(answers) == 1
+
+
+@with_memory
+@pytest.mark.parametrize("explicit", [None, "volume/deep"])
+def test_what_was_made_for_a_refused_recording_is_taken_away(explicit: str | None, tmp_path: Path) -> None:
+    """A folder of a run that has no recording would be taken for the newest run."""
+    (tmp_path / "volume").mkdir()
+    chosen = explicit and str(tmp_path / explicit)
+
+    with contextlib.ExitStack() as undo:
+        place = places.recording_dir(str(tmp_path / "state"), "run", chosen, in_memory=True, undo=undo)
+        made = place.exists()
+
+    assert made
+    assert not place.exists()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["volume"]
+
+
+@with_memory
+def test_what_another_process_uses_or_has_made_stays(state: Path) -> None:
+    """Of two ranks one may be refused, by a limit of its own."""
+    other = places.make_private(state / "runs" / "run")
+    with contextlib.ExitStack() as undo:
+        place = places.recording_dir(str(state), "run", None, in_memory=True, undo=undo)
+        (place / "relay.lock").touch()
+    with contextlib.ExitStack() as undo:
+        found = places.recording_dir(str(state), "run", None, in_memory=True, undo=undo)
+    (place / "relay.lock").unlink()
+    with contextlib.ExitStack() as undo:
+        places.recording_dir(str(state), "run", None, in_memory=True, undo=undo)
+
+    assert found == place
+    assert place.is_dir()
+    assert (other / "recordings" / HOST).readlink() == place
+
+
+@with_memory
+def test_place_is_found_while_another_process_takes_its_own_away(tmp_path: Path) -> None:
+    """Its folders can go between a look and the next: they are made again."""
+    state, memory = tmp_path / "state", tmp_path / "memory"
+    memory.mkdir()
+
+    assert agree(state, memory, processes=8, script=AGREE_AND_UNDO) == {"0"}
+    assert list(memory.iterdir()) == []
 
 
 @with_memory

@@ -5,6 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic_ns
@@ -226,13 +227,15 @@ class Recorder:
         self._early_events = [] if trained else self._told_first
         self.begin(monotonic_ns() if trained else None)
 
-    def _identify(self) -> Identity:
+    def _identify(self, undo: ExitStack) -> Identity:
         # As the environment has it now: a launcher may be in this very process (a notebook's, Lightning's).
         launch_id = load(os.environ)[0].launch_id or self.settings.launch_id
         identity = identify(replace(self.settings, launch_id=launch_id), os.environ, Role.RANK, self._world)
         if is_named(identity, os.environ):
             by_script = launched.parent_by_multiprocessing() is not None
-            return identity if by_script else attempts.numbered(identity, self.settings, os.environ, begins=True)
+            if by_script:
+                return identity
+            return attempts.numbered(identity, self.settings, os.environ, begins=True, undo=undo)
         place = place_of_world(os.environ) if self._world is None else self._world.place
         try:
             state, parent = state_dir(self.settings, os.environ), launched.parent_process()
@@ -244,8 +247,10 @@ class Recorder:
             return identity
 
     def _open(self, since_ns: int | None) -> None:
-        identity = self._identify()
-        writer = open_writer(self.settings, identity, since_ns=since_ns)
+        with ExitStack() as undo:  # what was made for a recording that is refused
+            identity = self._identify(undo)
+            writer = open_writer(self.settings, identity, since_ns=since_ns)
+            undo.pop_all()
         # What this process starts inherits its rank, but is not that rank.
         os.environ[RANK_PID] = str(os.getpid())
         self._writer = writer
@@ -315,6 +320,8 @@ def open_writer(
 ) -> RecordingWriter:
     """A new recording of this process in the run's place on this host, with a relay that reads it.
 
+    Of one that is refused nothing stays that this process has made.
+
     Args:
         settings: in force.
         identity: of this process.
@@ -324,26 +331,39 @@ def open_writer(
     Raises:
         RecordingRefused: no recording can be made.
     """
-    state = state_dir(settings, os.environ)
+    folder = places.run_folder(state_dir(settings, os.environ), identity.run)
     read_along = settings.relay != "off"
     default = layout.CAPACITY_DEFAULT if read_along else layout.CAPACITY_UNREAD
     marks = capacity or settings.ring_marks or default
-    directory = places.recording_dir(state, identity.run, settings.recording_dir, in_memory=read_along)
-    if not directory.is_dir():
-        # An earlier relay of this run was just taking its empty directory away.
-        directory = places.recording_dir(state, identity.run, settings.recording_dir, in_memory=read_along)
     began_ns = process_start_ns() if since_ns is None else since_ns
-    writer = RecordingWriter.create(directory, identity, marks, began_ns)
+    with ExitStack() as undo:
+        if read_along:
+            places.make_private(folder, undo=undo)
+        try:
+            writer = RecordingWriter.create(_place_of(settings, identity, undo), identity, marks, began_ns)
+        except RecordingRefused as refusal:
+            if not isinstance(refusal.__cause__, FileNotFoundError):
+                raise
+            # A relay of this run that was leaving, or a rank that was refused, has just taken the empty place away.
+            writer = RecordingWriter.create(_place_of(settings, identity, undo), identity, marks, began_ns)
+        undo.pop_all()
     if read_along:
-        folder = places.make_private(places.run_folder(state, identity.run))
         _warn_if_full(folder)
-        launch.ensure_relay(settings.relay, directory, folder, writer.path)
+        launch.ensure_relay(settings.relay, writer.path.parent, folder, writer.path)
     return writer
+
+
+def _place_of(settings: Settings, identity: Identity, undo: ExitStack) -> Path:
+    state, chosen = state_dir(settings, os.environ), settings.recording_dir
+    return places.recording_dir(state, identity.run, chosen, in_memory=settings.relay != "off", undo=undo)
 
 
 def _warn_if_full(folder: Path) -> None:
     """Say that the relay will have no room: its own log lies on the same disk."""
-    found = os.statvfs(folder)
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return  # gone: the relay says so
     free_bytes = found.f_bavail * found.f_frsize
     if free_bytes < _LEAST_FREE_BYTES:
         warn_once(

@@ -25,7 +25,14 @@ _taken: dict[tuple[int, Path], int] = {}
 """By process and run folder, what was found out: a process is one attempt, however often it asks."""
 
 
-def numbered(identity: Identity, settings: Settings, environ: Mapping[str, str], *, begins: bool) -> Identity:
+def numbered(
+    identity: Identity,
+    settings: Settings,
+    environ: Mapping[str, str],
+    *,
+    begins: bool,
+    undo: contextlib.ExitStack | None = None,
+) -> Identity:
     """`identity` with the number of its attempt, if that is for this process to find out.
 
     Args:
@@ -33,6 +40,7 @@ def numbered(identity: Identity, settings: Settings, environ: Mapping[str, str],
         settings: in force.
         environ: of the process.
         begins: the attempt begins with this: from now on nobody else gets the number.
+        undo: gives it back.
     """
     if not is_open(identity, settings, environ) or role_of(sys.orig_argv, environ, identity.pid) != Role.RANK:
         return identity
@@ -43,9 +51,11 @@ def numbered(identity: Identity, settings: Settings, environ: Mapping[str, str],
     if not begins:
         return identity._replace(attempt=max(identity.attempt, next_of(folder)))
     try:
-        _taken[key] = take_next(folder, identity.attempt)
+        _taken[key] = take_next(folder, identity.attempt, undo)
     except (OSError, RecordingRefused):
         return identity  # who records says what is wrong with the folder
+    if undo is not None:
+        undo.callback(_taken.pop, key, None)
     return identity._replace(attempt=_taken[key])
 
 
@@ -67,29 +77,32 @@ def next_of(folder: Path) -> int:
     return max(known, default=-1) + 1
 
 
-def take(folder: Path, attempt: int) -> bool:
-    """Note that `attempt` has begun; False if it was noted already.
+def take(folder: Path, attempt: int, undo: contextlib.ExitStack | None = None) -> bool:
+    """Note that `attempt` has begun; False if it was noted already. `undo` takes back what was made for it.
 
     Raises:
         OSError: the folder cannot be used.
         RecordingRefused: likewise.
     """
-    place = places.make_private(places.make_private(folder) / "attempts")
+    place = places.make_private(places.make_private(folder, undo=undo) / "attempts", undo=undo)
+    note = place / str(attempt)
     with contextlib.suppress(FileExistsError):
-        os.close(os.open(place / str(attempt), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+        os.close(os.open(note, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+        if undo is not None:
+            undo.callback(note.unlink, missing_ok=True)
         return True
     return False
 
 
-def take_next(folder: Path, least: int) -> int:
-    """Begin the next attempt, whose number is `least` or more, and which nobody else begins.
+def take_next(folder: Path, least: int, undo: contextlib.ExitStack | None = None) -> int:
+    """Begin the next attempt, whose number is `least` or more, and which nobody else begins; `undo`: as of `take`.
 
     Raises:
         OSError: the folder cannot be used.
         RecordingRefused: likewise.
     """
     attempt = max(least, next_of(folder))
-    while not take(folder, attempt):
+    while not take(folder, attempt, undo):
         attempt += 1
     return attempt
 

@@ -17,6 +17,8 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import takewhile
 from pathlib import Path
 
 from trainspan.errors import RecordingRefused
@@ -25,6 +27,7 @@ from trainspan.recording import layout
 MEMORY = Path("/dev/shm")
 PRIVATE_DIR = 0o700
 _PREFIX = "trainspan-"
+_TRIES = 8
 _STATE = "TRAINSPAN_DIR"
 _CHOSEN = "TRAINSPAN_RECORDING_DIR"
 _DRAFT_UNLOCKED_S = 0.5  # its writer locks a draft microseconds after it has made it
@@ -35,26 +38,51 @@ def run_folder(state: str, run: str) -> Path:
     return Path(state) / "runs" / run
 
 
-def make_private(path: Path, variable: str = _STATE) -> Path:
+def make_private(path: Path, variable: str = _STATE, undo: ExitStack | None = None) -> Path:
     """`path`, a directory of this user that nobody else can enter; made if missing.
 
     Args:
         path: of the directory.
         variable: what decides where it is, and is to be set where it cannot be there.
+        undo: takes away again what was made and is empty.
 
     Raises:
         RecordingRefused: it cannot be made, is a link, belongs to somebody else, or is open to others.
     """
     try:
-        path.parent.mkdir(mode=PRIVATE_DIR, parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=PRIVATE_DIR)
-        refusal = why_not_private(path, variable)
+        refusal = _made(path, variable, undo)
     except OSError as error:
         raise RecordingRefused(f"{path} cannot be used ({error.strerror}); set {variable}") from error
     if refusal:
         raise RecordingRefused(refusal)
     return path
+
+
+def _made(path: Path, variable: str, undo: ExitStack | None) -> str | None:
+    """What keeps `path` from being private now that it is made, or None."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(FileNotFoundError):  # who was refused has just taken away what was above it
+            _make(path, undo)
+            return why_not_private(path, variable)
+    _make(path, undo)
+    return why_not_private(path, variable)
+
+
+def _make(path: Path, undo: ExitStack | None) -> None:
+    """Make `path` and what is missing above it; others may do so at the same time."""
+    missing = [path]
+    missing += takewhile(lambda above: not above.exists(), path.parents)
+    for place in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            # What is further above is nobody's secret, and may be meant for others.
+            place.mkdir(mode=PRIVATE_DIR if place in (path, path.parent) else 0o777)
+            if undo is not None:
+                undo.callback(_remove_empty, place)
+
+
+def _remove_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 def why_not_private(path: Path, variable: str = _STATE) -> str | None:
@@ -69,7 +97,9 @@ def why_not_private(path: Path, variable: str = _STATE) -> str | None:
     return None
 
 
-def recording_dir(state: str, run: str, explicit: str | None, *, in_memory: bool) -> Path:
+def recording_dir(
+    state: str, run: str, explicit: str | None, *, in_memory: bool, undo: ExitStack | None = None
+) -> Path:
     """The private directory in which the processes of `run` on this host record; made if missing.
 
     Args:
@@ -77,17 +107,24 @@ def recording_dir(state: str, run: str, explicit: str | None, *, in_memory: bool
         run: the run's id.
         explicit: TRAINSPAN_RECORDING_DIR, or None.
         in_memory: prefer the host's memory; False when the recordings must outlive a reboot.
+        undo: takes away again what this process has made for it, as far as nobody has put anything there.
 
     Raises:
         RecordingRefused: no such directory can be had.
     """
     if explicit:
-        return make_private(Path(explicit) / run, _CHOSEN)
-    parent = make_private(make_private(run_folder(state, run)) / "recordings")
-    place = parent / os.uname().nodename
+        return make_private(Path(explicit) / run, _CHOSEN, undo)
+    place = run_folder(state, run) / "recordings" / os.uname().nodename
+    _make_folders(place, undo)
     if not in_memory or not os.access(MEMORY, os.W_OK | os.X_OK):
-        return make_private(place)
-    return _agreed_link(place)
+        return make_private(place, undo=undo)
+    return _agreed_link(place, undo)
+
+
+def _make_folders(place: Path, undo: ExitStack | None) -> None:
+    """Make the run folder of `place`, and the folder of the places of its hosts."""
+    for folder in (place.parent.parent, place.parent):
+        make_private(folder, undo=undo)
 
 
 def retire(directory: Path, folder: Path | None, lock_name: str) -> None:
@@ -109,10 +146,24 @@ def retire(directory: Path, folder: Path | None, lock_name: str) -> None:
         return
     link = folder / "recordings" / os.uname().nodename if folder else None
     with contextlib.suppress(OSError):
-        if link is not None and link.is_symlink() and Path(os.readlink(link)) == directory:
-            link.unlink()
+        if link is not None:
+            _unlink(link, directory)
         (directory / lock_name).unlink(missing_ok=True)
         directory.rmdir()
+
+
+def _unlink(link: Path, directory: Path) -> None:
+    """Remove `link` if it leads to `directory`."""
+    if link.is_symlink() and Path(os.readlink(link)) == directory:
+        link.unlink()
+
+
+def _take_back(link: Path, directory: Path) -> None:
+    """Remove an empty directory in the host's memory, and the link to it."""
+    with contextlib.suppress(OSError):
+        if not os.listdir(directory):
+            _unlink(link, directory)
+            directory.rmdir()
 
 
 def _remove_drafts(directory: Path) -> None:
@@ -130,20 +181,26 @@ def _remove_drafts(directory: Path) -> None:
                 os.close(descriptor)
 
 
-def _agreed_link(link: Path) -> Path:
+def _agreed_link(link: Path, undo: ExitStack | None) -> Path:
     """The directory `link` points to; the first process to come makes both."""
-    for _ in range(8):
+    for _ in range(_TRIES):
         target = _target_of(link)
         if target is not None:
             return target
         fresh = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=MEMORY))
         try:
             _point(link, fresh)
+        except FileNotFoundError:
+            fresh.rmdir()
+            _make_folders(link, undo)  # a process that was refused has just taken its own away
+            continue
         except OSError as error:
             fresh.rmdir()
             raise RecordingRefused(f"{link} cannot be made ({error.strerror}); set {_STATE}") from error
         if _target_of(link) != fresh:
             fresh.rmdir()  # another process was faster: its directory counts
+        elif undo is not None:
+            undo.callback(_take_back, link, fresh)
     raise RecordingRefused(f"{link} keeps changing; set {_CHOSEN}")
 
 
