@@ -295,7 +295,8 @@ def test_training_is_recorded_and_reported(environ: dict[str, str], state: Path)
     asked = [sys.executable, "-m", *found[1].split(), "--json"]
     report = json.loads(subprocess.run(asked, env=environ, capture_output=True, check=True).stdout)
     assert Path(report["folder"]).parent == state / "runs"
-    assert (report["state"], report["steps"], report["world_size"]) == ("finished", 20, 1)
+    assert (report["state"], report["steps"], report["world_size"]) == ("failed", 20, 1)
+    assert report["ranks"][0]["ended_cause"] == "exit code 5"
     assert {"forward", "backward", "optimizer"} <= {phase["phase"] for phase in report["ranks"][0]["phases"]}
 
 
@@ -396,3 +397,45 @@ def test_refusal_to_record_is_not_taken_for_a_command_that_trains_nothing(enviro
     assert ran.returncode == 5
     assert refused.startswith("trainspan: training goes on unrecorded: ")
     assert said.startswith("trainspan: nothing was recorded: no process of this command trained with torch, or it has")
+
+
+@pytest.mark.parametrize(
+    ("last_line", "reason", "cause", "planned"),
+    [
+        ("sys.exit(5)", "exited", "exit code 5", False),
+        ("os.kill(os.getpid(), 9)", "died", "SIGKILL", False),
+        ("sys.exit(0)", "closed", None, True),
+    ],
+)
+def test_command_that_gives_up_is_a_failure(
+    last_line: str, reason: str, cause: str | None, planned: bool, environ: dict[str, str], state: Path
+) -> None:
+    """A process that calls `sys.exit` leaves as one that is done; only who started it sees the exit code."""
+    environ["TRAINSPAN_RUN_ID"] = "again"
+    script = TRAINS.replace("sys.exit(5)", last_line).replace("import sys", "import os, sys")
+
+    for ending in (script, TRAINS.replace("sys.exit(5)", "")):
+        run(["--", sys.executable, "-c", ending], environ)
+
+    report, goodput = (
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-m", "trainspan", command, "again", "--json"],
+                env=environ,
+                check=True,
+                capture_output=True,
+            ).stdout
+        )
+        for command in ("report", "goodput")
+    )
+    first = next(rank for rank in report["ranks"] if rank["attempt"] == 0)
+    assert (first["ended"], first["ended_cause"]) == (reason, cause)
+    assert [recovery["planned"] for recovery in goodput["recoveries"]] == [planned]
+    assert not (state / "launches").exists()
+
+
+def test_command_that_trains_nothing_leaves_nothing(environ: dict[str, str], state: Path) -> None:
+    """Not even the folder in which the relay would have been told how it ended."""
+    assert run(["--", "true"], environ).returncode == 0
+
+    assert not state.exists()

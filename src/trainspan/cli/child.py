@@ -13,6 +13,7 @@ from typing import Final
 
 from trainspan.cli.command import KILLED_BY, NOT_EXECUTABLE, NOT_FOUND
 from trainspan.errors import TrainspanError
+from trainspan.recording.last_words import LastWords
 
 FORWARDED: Final = (
     signal.SIGINT,
@@ -55,13 +56,14 @@ def signals_held() -> Iterator[set[int]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def run_to_end(command: Sequence[str], environ: Mapping[str, str], mask: set[int]) -> int:
+def run_to_end(command: Sequence[str], environ: Mapping[str, str], mask: set[int], words: LastWords) -> int:
     """The exit code of `command`, 128+n where signal n ended it. Call it within `signals_held`.
 
     Args:
         command: the program, looked up in PATH, and its arguments.
         environ: its whole environment.
         mask: the signal mask it gets.
+        words: told of its start and its end.
 
     Raises:
         NotStarted: there is no such program, or it is not one.
@@ -70,12 +72,14 @@ def run_to_end(command: Sequence[str], environ: Mapping[str, str], mask: set[int
         child = os.posix_spawnp(command[0], list(command), environ, setsigmask=mask, setsigdef=_RESET)
     except OSError as error:
         raise NotStarted(command[0], error) from error
+    words.started(child)
     while True:
         received = signal.sigwaitinfo(_WATCHED)
         if received.si_signo == signal.SIGCHLD:
             code = _reap(child)
             if code is not None:
-                return code
+                words.ended(child, code)
+                return code if code >= 0 else KILLED_BY - code
         elif received.si_code != FROM_KERNEL:
             os.kill(child, received.si_signo)
 
@@ -107,7 +111,7 @@ def wait_until(done: Callable[[], bool], timeout_s: float, patience_s: float, sa
 
 
 def _reap(child: int | None) -> int | None:
-    """Take every process that has ended; the exit code of `child` if it was among them.
+    """Take every process that has ended; the exit code of `child` if it was among them, below zero a signal's number.
 
     One SIGCHLD may stand for several; as a container's first process we inherit the orphans of all the others.
     """
@@ -120,5 +124,4 @@ def _reap(child: int | None) -> int | None:
         if pid == 0:
             return found
         if pid == child:
-            code = os.waitstatus_to_exitcode(status)
-            found = code if code >= 0 else KILLED_BY - code
+            found = os.waitstatus_to_exitcode(status)

@@ -1,6 +1,7 @@
 """`trainspan run`: starts a command with recording switched on and ends with where to look."""
 
 import argparse
+import contextlib
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ from typing import Final
 from trainspan import identity, launch
 from trainspan.cli.child import NotStarted, run_to_end, signals_held, wait_until
 from trainspan.cli.command import USAGE, add_dir, settings_of, with_dir
+from trainspan.recording.last_words import LastWords
 from trainspan.role import Role
 from trainspan.settings import Settings, state_dir
 
@@ -67,9 +69,12 @@ def run_recorded(command: Sequence[str], environ: Mapping[str, str]) -> tuple[in
     environ.setdefault("TRAINSPAN_LAUNCH_ID", identity.new_run_id())
     settings = settings_of(environ)
     before = _touched(settings, environ)
-    with signals_held() as mask:
+    words = LastWords(Path(state_dir(settings, environ)), settings.launch_id)
+    with signals_held() as mask, contextlib.ExitStack() as last:
+        if say is _say:
+            last.callback(words.forget)
         try:
-            code = run_to_end(command, environ, mask)
+            code = run_to_end(command, environ, mask, words)
         except NotStarted as error:
             print(f"trainspan run: {error}", file=sys.stderr)
             return error.code, []

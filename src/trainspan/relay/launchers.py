@@ -115,6 +115,7 @@ class Launchers:
         # By host and number of the process: pods have numbers of their own, and begin anew with every restart.
         self._ended: dict[tuple[str, int], Word] = {}
         self._stopped: dict[tuple[str, int], Word] = {}
+        self._started: set[tuple[str, int]] = set()
         self._known: dict[Path, Launcher] = {}
         self._living: set[Path] = set()
         self._ending: dict[Path, Launcher] = {}
@@ -144,7 +145,7 @@ class Launchers:
         self._living.add(path)
         for event in sighting.events:
             self._known[path].take(event)
-            self._take_end(event, sighting.reader.identity.host)
+            self.hear(event, sighting.reader.identity.host)
         if not sighting.more:
             self._known[path].looked_at(sighting.ended, now_ns)
         if sighting.ended:
@@ -165,12 +166,16 @@ class Launchers:
         """With which signal a launcher says it has stopped a worker; None: none has."""
         return _word_of(worker, self._stopped)
 
-    def has_told(self, worker: RecordingReader) -> bool:
-        """Whether a launcher has said how a worker ended, or that it ends it."""
-        return self.ended(worker) is not None or self.stopped(worker) is not None
+    def may_tell(self, worker: RecordingReader) -> bool:
+        """Whether there is somebody who may yet say how a worker ended, or that it ends it."""
+        told = self.ended(worker) is not None or self.stopped(worker) is not None
+        return not told and (self.living or (worker.identity.host, worker.identity.pid) in self._started)
 
-    def _take_end(self, event: Mapping[str, Any], host: str) -> None:
+    def hear(self, event: Mapping[str, Any], host: str) -> None:
+        """Take over how a worker ended, if that is what an event says: of a launcher, or of `trainspan run`."""
         pid, at_ns, cause = event.get("pid"), event.get("ts"), cause_of(event)
+        if event["event"] == "worker_started" and type(pid) is int:
+            self._started.add((host, pid))
         if event["event"] not in ("worker_ended", "worker_stopped") or type(pid) is not int or type(at_ns) is not int:
             return
         if event["event"] == "worker_ended" and event.get("exit_code") == 0:

@@ -14,6 +14,7 @@ from trainspan import settings
 from trainspan.errors import RecordingError, RecordingRefused
 from trainspan.identity import Identity
 from trainspan.otel_variables import metric_interval_from, temporality_complaint
+from trainspan.recording.last_words import LastWords
 from trainspan.recording.layout import DAMAGED_SUFFIX
 from trainspan.recording.reader import RecordingReader
 from trainspan.relay.assembly import Assembly, Output
@@ -104,7 +105,11 @@ class Pipeline:
         complaint = temporality_complaint(environ)
         if complaint is not None:
             log(complaint)
-        self._denied = settings.load(environ)[0].metrics_deny or ()
+        values = settings.load(environ)[0]
+        self._denied = values.metrics_deny or ()
+        # A thread of the rank is gone before anybody can know how the rank ended.
+        launch = values.launch_id if values.relay == "process" else None
+        self._last_words = LastWords(Path(settings.state_dir(values, environ)), launch)
         self._shared: dict[int, _Shared] = {}
         self._health = Health()
         self._started_unix_ns = time.time_ns()
@@ -291,11 +296,13 @@ class Pipeline:
             health.lag_s = max(0, now_ns - sighting.marks[0]) / 1e9
 
     def _bury(self, now_ns: int, wait_ns: int = WORD_OF_AGENT_NS) -> None:
-        """Finish the processes that are gone, once the launcher has said how they ended or had time to."""
+        """Finish the processes that are gone, once who started them has said how they ended or had time to."""
         still_waiting = []
+        for event in self._last_words.read() if self._dying else ():
+            self._launchers.hear(event, os.uname().nodename)
         for dying in self._dying:
-            heard = self._launchers.has_told(dying.follower.reader)
-            if not heard and self._launchers.living and now_ns - dying.seen_ns < wait_ns:
+            may_tell = self._launchers.may_tell(dying.follower.reader)
+            if may_tell and now_ns - dying.seen_ns < wait_ns:
                 still_waiting.append(dying)
             else:
                 self._bury_one(dying, now_ns)
