@@ -235,6 +235,7 @@ COUNTER_NAME = "training.counter.name"
 
 # Log events.
 EVENT_STARTED = "training.started"
+EVENT_ENDED = "training.ended"
 EVENT_EXCEPTION = "training.exception"
 EVENT_DIED = "training.died"
 EVENT_OUT_OF_MEMORY = "training.out_of_memory"
@@ -352,8 +353,8 @@ SPAN_ATTRIBUTES = (
     Name(STEPS_DONE, "Steps completed in the training loop."),
     Name(GLOBAL_STEP, "Number of the step in the run, over all attempts, as the script or its framework counts."),
     Name(EPOCH, "Number of the epoch, as the framework counts."),
-    Name(STEP_SAMPLES, "Samples in the batches of the rank's step."),
-    Name(STEP_TOKENS, "Tokens in the batches of the rank's step, padding included."),
+    Name(STEP_SAMPLES, "Samples in the batches of the rank's step; at the end of its training, of all its steps."),
+    Name(STEP_TOKENS, "Tokens in the batches of the rank's step, or of all its steps; padding included."),
     Name(BASELINE, "Whether the run is the one that others are compared with."),
     Name(GLOBAL_BATCH_SIZE, "Samples in a step, over all ranks."),
     Name(MICRO_BATCH_SIZE, "Samples in a forward of one rank."),
@@ -416,6 +417,7 @@ METRIC_ATTRIBUTES = (
 
 EVENTS = (
     Name(EVENT_STARTED, "The first step of a rank has ended; with what is trained as attributes."),
+    Name(EVENT_ENDED, "A rank that has trained came to its end in good order; with what it has done as attributes."),
     Name(EVENT_EXCEPTION, "An exception left the training script."),
     Name(EVENT_DIED, "A process ended before its work was done, and no exception says why."),
     Name(EVENT_CONFIGURED, "The script has told of itself, with `trainspan.configure`."),

@@ -40,6 +40,7 @@ def test_each_sampled_step_is_one_trace_that_holds_both_ranks(tmp_path: Path, pr
     _check_against_own_clock(steps, {line["rank"]: line["steps"] for line in ended.lines})
     _check_attempt(spans)
     _check_started(sink)
+    _check_ended(sink)
     _check_metrics(sink)
 
 
@@ -116,6 +117,17 @@ def _check_started(sink: OtlpSink) -> None:
     started = [attributes_of(record.attributes) for record in records if record.event_name == "training.started"]
     assert sorted(said.pop("training.rank") for said in started) == [0, 1]
     assert all(FACTS.items() <= said.items() for said in started)
+
+
+def _check_ended(sink: OtlpSink) -> None:
+    """And once, at last, what it has done."""
+    records = [record.item for record in sink.logs() if record.item.event_name.startswith("training.")]
+    names = [record.event_name for record in records]
+    ended = [attributes_of(record.attributes) for record in records if record.event_name == "training.ended"]
+    assert sorted(names) == ["training.ended"] * 2 + ["training.started"] * 2
+    assert sorted(said["training.rank"] for said in ended) == [0, 1]
+    done = {"training.end.reason": "closed", "training.steps": STEPS, "training.step.last": STEPS - 1}
+    assert all(done.items() <= said.items() for said in ended)
 
 
 def _check_metrics(sink: OtlpSink) -> None:

@@ -17,7 +17,10 @@ def test_what_is_noted_is_read(tmp_path: Path) -> None:
     nested.ended(12, 3)
     words.ended(11, -9)
 
-    assert LastWords(tmp_path / "state", "20261122-1").read() == [
+    noted = LastWords(tmp_path / "state", "20261122-1").read()
+    times_ns = [event.pop("ts") for event in noted]
+    assert times_ns == sorted(times_ns)
+    assert noted == [
         {"event": "worker_started", "pid": 11},
         {"event": "worker_started", "pid": 12},
         {"event": "worker_ended", "pid": 12, "exit_code": 3, "signal": None},

@@ -13,6 +13,7 @@ from trainspan.relay.signals.contexts import SCOPE
 from trainspan.relay.signals.logs import (
     MOST_FRAMES,
     died_record,
+    ended_record,
     exception_record,
     out_of_memory_record,
     stalled_record,
@@ -20,6 +21,7 @@ from trainspan.relay.signals.logs import (
 )
 from trainspan.relay.timeline.records import ProcessEnd
 from trainspan.relay.timeline.stalls import Standing
+from trainspan.relay.timeline.throughput import Work
 from trainspan.relay.timeline.told import Value
 from trainspan.testing.builders import rank_step
 
@@ -181,6 +183,31 @@ def test_training_that_has_started_says_what_it_trains() -> None:
         "attributes": {"training.rank": 1, **facts},
         "resource": {"training.rank": 1},
     }
+
+
+def test_training_that_has_ended_says_what_it_has_done() -> None:
+    """Without it a run that is done looks like one whose records were lost. What no batch has told is left out."""
+    end, work = ProcessEnd(1700, "closed"), Work(samples=640, flops=1e9)
+
+    record = ended_record(source_of(1), end, 19, work, UNIX_NS + 900)
+
+    process = span_id_of("run-1", 0, "attempt", "rank", 1)
+    assert shown(record) == {
+        "event_name": "training.ended",
+        "body": "training has ended after 20 steps",
+        "times_ns": (700, 900),
+        "severity": (SeverityNumber.INFO, "INFO"),
+        "span": (trace_id_of("run-1", 0, "attempt"), process, 3),
+        "attributes": {
+            "training.rank": 1,
+            "training.end.reason": "closed",
+            "training.steps": 20,
+            "training.step.last": 19,
+            "training.samples": 640,
+        },
+        "resource": {"training.rank": 1},
+    }
+    assert ended_record(source_of(1), end, 0, work, 0).log_record.body == "training has ended after 1 step"
 
 
 def test_a_stall_as_it_goes_on_the_wire() -> None:

@@ -25,6 +25,7 @@ from trainspan.relay.signals.attempts import (
 from trainspan.relay.signals.logs import (
     Record,
     died_record,
+    ended_record,
     exception_record,
     out_of_memory_record,
     stalled_record,
@@ -298,6 +299,9 @@ class Assembly:
             self._output.records.append(record)
         elif end.failed:
             self._output.records.append(died_record(follower.source, end, step, observed_unix_ns))
+        elif follower.last_number is not None:
+            done = follower.last_number, follower.throughput.work()
+            self._output.records.append(ended_record(follower.source, end, *done, observed_unix_ns))
 
     def _tell_attempt(self) -> None:
         first = next((follower for follower in self.followers if follower.source.identity.rank == 0), None)

@@ -166,10 +166,14 @@ class Launchers:
         """With which signal a launcher says it has stopped a worker; None: none has."""
         return _word_of(worker, self._stopped)
 
+    def has_told(self, worker: RecordingReader) -> bool:
+        """Whether somebody has said how a worker ended, or that it ends it."""
+        return self.ended(worker) is not None or self.stopped(worker) is not None
+
     def may_tell(self, worker: RecordingReader) -> bool:
-        """Whether there is somebody who may yet say how a worker ended, or that it ends it."""
-        told = self.ended(worker) is not None or self.stopped(worker) is not None
-        return not told and (self.living or (worker.identity.host, worker.identity.pid) in self._started)
+        """Whether there is somebody who may yet say it."""
+        started = worker.identity.host, worker.identity.pid
+        return not self.has_told(worker) and (self.living or started in self._started)
 
     def hear(self, event: Mapping[str, Any], host: str) -> None:
         """Take over how a worker ended, if that is what an event says: of a launcher, or of `trainspan run`."""

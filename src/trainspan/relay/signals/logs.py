@@ -1,6 +1,6 @@
 """Log records of what goes badly: an uncaught exception, a death without a word, a stall, a device out of memory.
 
-And of what the script says has happened.
+And of the beginning and the end of training, and of what the script says has happened.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from trainspan.relay.signals.attempts import process_context
 from trainspan.relay.signals.contexts import SCOPE, RankSource, step_context
 from trainspan.relay.timeline.records import ProcessEnd, RankStep, phase_of_end
 from trainspan.relay.timeline.stalls import Standing
+from trainspan.relay.timeline.throughput import Work
 from trainspan.relay.timeline.told import Value
 from trainspan.relay.timeline.user_events import UserEvent
 
@@ -118,6 +119,30 @@ def started_record(
     body = f"training of {model} with {facts.get(names.OPTIMIZER_CLASS, 'an optimizer')} has started"
     severity = SeverityNumber.INFO
     return _record(names.EVENT_STARTED, body, source, at_ns, observed_unix_ns, facts, None, severity)
+
+
+def ended_record(
+    source: RankSource, end: ProcessEnd, last_step: int, work: Work, observed_unix_ns: int
+) -> ReadableLogRecord:
+    """The record of a rank that has trained and came to its end in good order.
+
+    Args:
+        source: the rank.
+        end: how it ended.
+        last_step: the last step it has completed.
+        work: what it has done.
+        observed_unix_ns: when the relay noticed.
+    """
+    attributes: dict[str, Value] = {
+        names.END_REASON: end.reason,
+        names.STEPS_DONE: last_step + 1,
+        names.LAST_STEP: last_step,
+    }
+    done = {names.STEP_SAMPLES: work.samples, names.STEP_TOKENS: work.tokens}
+    attributes.update({name: count for name, count in done.items() if count is not None})
+    body = f"training has ended after {last_step + 1} step{'' if not last_step else 's'}"
+    severity = SeverityNumber.INFO
+    return _record(names.EVENT_ENDED, body, source, end.at_ns, observed_unix_ns, attributes, None, severity)
 
 
 def user_record(source: RankSource, event: UserEvent, observed_unix_ns: int) -> ReadableLogRecord:
