@@ -25,6 +25,7 @@ from trainspan.relay.launchers import Launchers
 from trainspan.relay.otlp.outlet import Outlet
 from trainspan.relay.otlp.resource import node_resource
 from trainspan.relay.signals.aggregates import StepAggregates
+from trainspan.relay.signals.beginnings import Beginnings
 from trainspan.relay.signals.metrics import (
     Health,
     NodeReading,
@@ -113,6 +114,7 @@ class Pipeline:
         self._shared: dict[int, _Shared] = {}
         self._health = Health()
         self._started_unix_ns = time.time_ns()
+        self._beginnings = Beginnings()
         self._metric_interval_ns = interval_ms * 1_000_000
         self._next_metrics_ns: int | None = None
         self._next_summary_ns = 0
@@ -385,18 +387,22 @@ class Pipeline:
         restarts = history.restarts(self._launchers.reasons()) if leads else {}
         launched = self._launchers.time_s(), self._launchers.metrics()
         gpus = self._gpus.readings
-        node = NodeReading(resource, self._started_unix_ns, self._health, restarts, gpus, *launched)
-        shared = self._read_shared(identity, beside)
-        self._outlet.put_metrics(metrics_of(readings, node, time.time_ns(), self._denied, shared))
+        time_ns = time.time_ns()
+        readings = [r._replace(start_unix_ns=self._beginnings.of(r.start_unix_ns, time_ns)) for r in readings]
+        started_ns = self._beginnings.of(self._started_unix_ns, time_ns)
+        node = NodeReading(resource, started_ns, self._health, restarts, gpus, *launched)
+        shared = self._read_shared(identity, beside, time_ns)
+        self._outlet.put_metrics(metrics_of(readings, node, time_ns, self._denied, shared))
 
-    def _read_shared(self, speaker: Identity, beside: int | None) -> list[SharedReading]:
+    def _read_shared(self, speaker: Identity, beside: int | None, time_ns: int) -> list[SharedReading]:
         """What the ranks of each attempt share; of one that is over for the last time."""
         readings = []
         for attempt, shared in list(self._shared.items()):
             resource = node_resource(
                 speaker.run, attempt, self._node_rank, speaker.host, self._environ, rank_beside=beside
             )
-            readings.append(SharedReading(resource, shared.start_unix_ns, shared.aggregates))
+            start_ns = self._beginnings.of(shared.start_unix_ns, time_ns)
+            readings.append(SharedReading(resource, start_ns, shared.aggregates))
             followers = self._assemblies[attempt].followers
             if attempt != speaker.attempt and all(follower.end is not None for follower in followers):
                 del self._shared[attempt]
