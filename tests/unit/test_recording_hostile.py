@@ -118,6 +118,19 @@ def test_what_is_no_file_is_refused(tmp_path: Path, plant: Callable[[Path], None
     assert refusal == Refusal(path, reason)
 
 
+@pytest.mark.parametrize("place", [5, 6, 7], ids=["monotonic", "unix", "start"])
+@pytest.mark.parametrize("time_ns", [-1, 1 << 62])
+def test_times_that_no_clock_shows_are_refused(tmp_path: Path, place: int, time_ns: int) -> None:
+    """All times of the recording are reckoned from them; one beyond 64 bits takes the batch it is in with it."""
+    files = base("killed")
+    damage(files, [["word", place, time_ns], ["sign"]])
+    files.write(tmp_path / NAME)
+
+    refusal = open_recording(tmp_path / NAME)
+
+    assert refusal == Refusal(tmp_path / NAME, "claims times that no clock shows")
+
+
 def test_file_of_another_user_is_refused(tmp_path: Path) -> None:
     """Who can plant a recording can tell lies about a run; only the user's own processes may."""
     path = tmp_path / NAME

@@ -10,6 +10,7 @@ from trainspan.clock import Anchor
 from trainspan.identity import Identity
 from trainspan.recording import layout
 
+_LATEST_NS = 1 << 62  # the year 2116
 _TEXT_FIELDS = ("role", "run", "host", "launcher")
 
 
@@ -60,8 +61,9 @@ def _parse_header(text: bytes, file_bytes: int) -> Header | str:
     if size != len(identity_text) or crc32(unsigned + identity_text) != crc:
         return "has a damaged header (checksum differs)"
     identity = _parse_identity(identity_text)
-    if identity is None:
-        return "has an identity that is not understood"
+    shown = all(0 <= time_ns < _LATEST_NS for time_ns in (monotonic_ns, unix_ns, start_ns))
+    if identity is None or not shown:
+        return "claims times that no clock shows" if identity else "has an identity that is not understood"
     return Header(identity, Anchor(monotonic_ns, unix_ns), start_ns, capacity)
 
 
