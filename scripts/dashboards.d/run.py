@@ -258,8 +258,9 @@ RUN = Dashboard(
             "Telemetry lost or refused",
             "timeseries",
             "Zero is right. Marks or events lost: give the relay more CPU or raise TRAINSPAN_RING_MARKS. Batches "
-            "dropped: the spool was full. Attempts refused: see the relay's log or `trainspan doctor`. Spans cut: a "
-            "trace was larger than a backend takes.",
+            "dropped: the spool was full. Attempts refused: see the relay's log or `trainspan doctor`. Items left "
+            "out: of a batch that was taken; the log has the endpoint's words. Spans cut: a trace was larger than a "
+            "backend takes.",
             tuple(
                 Query(f"sum(increase({metric}{{{ONE_RUN}}}[$__rate_interval]))", legend)
                 for metric, legend in (
@@ -268,6 +269,7 @@ RUN = Dashboard(
                     ("trainspan_recording_errors_total", "recording errors"),
                     ("trainspan_spool_dropped_total", "batches dropped"),
                     ("trainspan_export_failures_total", "attempts refused"),
+                    ("trainspan_export_rejected_total", "items left out"),
                     ("trainspan_spans_dropped_total", "spans cut"),
                 )
             ),

@@ -626,6 +626,13 @@ EXPORTS = Metric("trainspan.exports", "counter", "{batch}", "Batches the endpoin
 EXPORT_FAILURES = Metric(
     "trainspan.export.failures", "counter", "{attempt}", "Attempts to deliver a batch that failed.", (SIGNAL,)
 )
+EXPORT_REJECTED = Metric(
+    "trainspan.export.rejected",
+    "counter",
+    "{item}",
+    "Spans, points and records left out of batches taken.",
+    (SIGNAL,),
+)
 SPOOL_SIZE = Metric("trainspan.spool.size", "gauge", "By", "Bytes on disk not yet delivered.", (SIGNAL,))
 SPOOL_DROPPED = Metric("trainspan.spool.dropped", "counter", "{batch}", "Batches dropped from a full spool.", (SIGNAL,))
 RELAY_CPU = Metric("trainspan.relay.cpu.time", "counter", "s", "CPU time the relay has used.")
@@ -691,6 +698,7 @@ METRICS = (
     SPANS_DROPPED,
     EXPORTS,
     EXPORT_FAILURES,
+    EXPORT_REJECTED,
     SPOOL_SIZE,
     SPOOL_DROPPED,
     RELAY_CPU,

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import re
 import time
 from collections.abc import Callable
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
@@ -243,3 +245,42 @@ def test_torn_file_of_the_run_before_is_delivered_up_to_the_tear(
     assert names == ["span 0", "span 1"]
     assert outlet.health()["traces"].dropped == 3
     assert len(said) == 2
+
+
+@pytest.mark.parametrize("form", ["60", "date"])
+def test_endpoint_that_asks_to_be_left_alone_is_left_alone(
+    form: str, open_outlet: Callable[..., Outlet], said: list[str]
+) -> None:
+    """Who throttles and is asked again at once throttles everybody; and its word, not ours, is what helps."""
+    with OtlpSink() as sink:
+        sink.fault = Fault.THROTTLE
+        sink.retry_after = formatdate(time.time() + 60, usegmt=True) if form == "date" else form
+        outlet = open_outlet(sink.environ)
+
+        outlet.put_spans(spans(0))
+        assert sink.wait_for(lambda sink: sink.attempts >= 1, timeout_s=20)
+        asked_more = sink.wait_for(lambda sink: sink.attempts >= 2, timeout_s=3)
+
+        outlet.close(timeout_s=0.1)
+    (message,) = said
+    assert not asked_more
+    assert re.search(r"does not take traces \(HTTP 429, try again after (59|60) s\)", message)
+
+
+def test_what_an_endpoint_leaves_out_is_counted_said_once_and_not_sent_again(
+    open_outlet: Callable[..., Outlet], said: list[str]
+) -> None:
+    """It would leave it out again, and take the rest twice."""
+    with OtlpSink() as sink:
+        sink.leaves_out = 2
+        outlet = open_outlet(sink.environ)
+        for number in range(3):
+            outlet.put_spans(spans(number))
+
+        delivered = outlet.close(timeout_s=20)
+
+        attempts, health = sink.attempts, outlet.health()["traces"]
+    assert delivered
+    assert (attempts, health.delivered, health.dropped, health.rejected) == (3, 3, 0, 6)
+    (message,) = said
+    assert "took traces, but left out 2 of a batch (the test asked for it); they are not sent again" in message

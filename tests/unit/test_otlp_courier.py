@@ -7,7 +7,13 @@ import pytest
 
 from trainspan.relay.otlp.claims import claim
 from trainspan.relay.otlp.complaints import Complaints
-from trainspan.relay.otlp.courier import BACKOFF_MAX_S, PATIENCE_REFUSED, PATIENCE_UNANSWERED, Courier
+from trainspan.relay.otlp.courier import (
+    ASKED_WAIT_MAX_S,
+    BACKOFF_MAX_S,
+    PATIENCE_REFUSED,
+    PATIENCE_UNANSWERED,
+    Courier,
+)
 from trainspan.relay.otlp.delivery import Outcome
 from trainspan.relay.otlp.destinations import Destination
 from trainspan.relay.otlp.journal import Journal
@@ -198,6 +204,28 @@ def test_waits_grow_to_their_bound(courier: Courier, endpoint: FakeEndpoint) -> 
 
     planned_s = [0.5, 1, 2, 4, 8, 16, *[BACKOFF_MAX_S] * 6]
     assert all(0.8 <= wait_s / plan_s <= 1.2 for wait_s, plan_s in zip(waits_s, planned_s, strict=True))
+
+
+def test_endpoint_that_asks_for_time_gets_it_within_a_bound(courier: Courier, endpoint: FakeEndpoint) -> None:
+    """It knows best when it can take more, up to what a run can wait; and none of its answers makes a batch poison."""
+    asked: list[int] = []
+
+    def throttle(number: int) -> Outcome:
+        asked.append(number)
+        return Outcome("unanswered", "HTTP 429", retry_after_s=next(waits_s))
+
+    waits_s = iter([60.0, 1e9, *[60.0] * 40])
+    endpoint.answer = throttle
+
+    courier.step()
+    first_s = courier.backoff_s()
+    courier.step()
+    second_s = courier.backoff_s()
+    for _ in range(PATIENCE_UNANSWERED + 5):
+        courier.step()
+
+    assert (first_s, second_s) == (60.0, ASKED_WAIT_MAX_S)
+    assert set(asked) == {0}
 
 
 def test_unreadable_disk_is_told_and_tried_again(courier: Courier, journal: Journal, said: list[str]) -> None:

@@ -67,6 +67,7 @@ HEALTH = Health(
     cpu_s=1.5,
     exports={"traces": 7, "metrics": 2},
     export_failures={"traces": 1},
+    export_rejected={"metrics": 5},
     spool_bytes={"traces": 4096},
     spool_dropped={"logs": 1},
 )
@@ -382,6 +383,7 @@ def test_a_nodes_metrics_are_the_relays_own_health() -> None:
         "trainspan.spans.dropped": {(): 5},
         "trainspan.exports": {("traces",): 7, ("metrics",): 2},
         "trainspan.export.failures": {("traces",): 1},
+        "trainspan.export.rejected": {("metrics",): 5},
         "trainspan.spool.size": {("traces",): 4096},
         "trainspan.spool.dropped": {("logs",): 1},
         "trainspan.relay.cpu.time": {(): 1.5},

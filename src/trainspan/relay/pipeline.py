@@ -436,6 +436,7 @@ class Pipeline:
         outlets = outlet.health()
         health.exports = {signal: state.delivered for signal, state in outlets.items()}
         health.export_failures = {signal: state.failures for signal, state in outlets.items()}
+        health.export_rejected = {signal: state.rejected for signal, state in outlets.items()}
         health.spool_bytes = {signal: state.pending_bytes for signal, state in outlets.items()}
         health.spool_dropped = {signal: state.dropped for signal, state in outlets.items()}
 

@@ -35,6 +35,8 @@ class Fault(Enum):
     REFUSE = (503, grpc.StatusCode.UNAVAILABLE)
     REJECT = (400, grpc.StatusCode.INVALID_ARGUMENT)
     FORBID = (403, grpc.StatusCode.PERMISSION_DENIED)
+    THROTTLE = (429, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    """Over HTTP with the `Retry-After` that the sink is told."""
     SILENT = (0, grpc.StatusCode.UNKNOWN)
     """Takes the request and never answers; when that ends, the connection is cut and the request forgotten."""
 
@@ -69,6 +71,8 @@ class OtlpSink:
 
     `endpoint` is its address for `OTEL_EXPORTER_OTLP_ENDPOINT`, `environ` the variables that lead to it, and `fault`
     what it does with requests; it can be set at any time. `attempts` counts the requests, those it did not accept too.
+    `retry_after` is the header of its answers to what it does not accept; of what it accepts it says that it has left
+    out `leaves_out` spans, points or log records.
 
     Args:
         protocol: the one it speaks.
@@ -87,6 +91,8 @@ class OtlpSink:
         self.protocol: Final = protocol
         self.fault = Fault.NONE
         self.attempts = 0
+        self.retry_after: str | None = None
+        self.leaves_out = 0
         self._faulty = faulty
         self._received: list[Received] = []
         self._changed = threading.Condition()
@@ -160,6 +166,14 @@ class OtlpSink:
                 self._changed.notify_all()
         return fault
 
+    def response_to(self, signal: Signal) -> Any:
+        """The message of an answer. For the servers below."""
+        response = _RESPONSES[signal]()
+        if self.leaves_out:
+            setattr(response.partial_success, _LEFT_OUT[signal], self.leaves_out)
+            response.partial_success.error_message = "the test asked for it"
+        return response
+
     def _be_silent(self) -> None:
         while self.fault is Fault.SILENT and not self._closed:
             time.sleep(0.02)
@@ -198,6 +212,12 @@ _RESPONSES: Final[Mapping[Signal, Any]] = {
     "traces": trace_service_pb2.ExportTraceServiceResponse,
     "metrics": metrics_service_pb2.ExportMetricsServiceResponse,
     "logs": logs_service_pb2.ExportLogsServiceResponse,
+}
+
+_LEFT_OUT: Final[Mapping[Signal, str]] = {
+    "traces": "rejected_spans",
+    "metrics": "rejected_data_points",
+    "logs": "rejected_log_records",
 }
 
 _SERVICES: Final[Mapping[Signal, Callable[..., Any]]] = {
@@ -266,7 +286,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is Fault.SILENT:
             self.close_connection = True
             return server.cut(self.connection)
-        return self._answer(fault.value[0], _RESPONSES[signal]().SerializeToString())
+        return self._answer(fault.value[0], server.sink.response_to(signal).SerializeToString())
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         """Nothing: a test's output is its result."""
@@ -275,6 +295,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/x-protobuf")
         self.send_header("Content-Length", str(len(body)))
+        sink = cast(_HttpServer, self.server).sink
+        if status != Fault.NONE.value[0] and sink.retry_after is not None:
+            self.send_header("Retry-After", sink.retry_after)
         self.end_headers()
         self.wfile.write(body)
 
@@ -309,7 +332,7 @@ class _Servicer:
         fault = self._sink.take(Received(self._signal, request, headers, f"/{self._signal}"))
         if fault is not Fault.NONE:
             context.abort(fault.value[1], f"the test asked for {fault.name}")
-        return _RESPONSES[self._signal]()
+        return self._sink.response_to(self._signal)
 
 
 def _ssl_context(tls: Tls) -> ssl.SSLContext:

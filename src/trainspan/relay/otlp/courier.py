@@ -28,6 +28,8 @@ PROBE_DOUBLINGS: Final = 6
 
 BACKOFF_FIRST_S: Final = 0.5
 BACKOFF_MAX_S: Final = 30.0
+ASKED_WAIT_MAX_S: Final = 300.0
+"""What is granted of the `Retry-After` of an endpoint."""
 
 # Not the module's own functions: in thread mode that is the user's random stream (law 1).
 _JITTER = random.Random()
@@ -47,11 +49,13 @@ class Endpoint(Protocol):
 class Courier:
     """One journal, one way out, and the counts of what went there.
 
-    `delivered`: batches taken. `failures`: attempts that were not. `refusals`: of the batch that is first now.
+    `delivered`: batches taken; `rejected`: spans, points or log records in them that were not. `failures`: attempts
+    that came to nothing. `refusals`: of the batch that is first now.
     """
 
     def __init__(self, journal: Journal, endpoint: Endpoint, complain: Complain):
         self.delivered = 0
+        self.rejected = 0
         self.failures = 0
         self.refusals = 0
         self.last = Outcome("accepted")
@@ -74,9 +78,14 @@ class Courier:
         return self.last.verdict == "refused" and self.refusals >= PATIENCE_REFUSED + PROBE_DOUBLINGS
 
     def backoff_s(self) -> float:
-        """How long to wait before the next try, after as many refusals as there were."""
+        """How long to wait before the next try: as long as the endpoint asks for, or by the refusals there were."""
         planned_s = BACKOFF_FIRST_S * 2.0 ** min(max(self.refusals - 1, 0), 10)
-        return min(planned_s, BACKOFF_MAX_S) * _JITTER.uniform(0.8, 1.2)
+        return max(min(planned_s, BACKOFF_MAX_S) * _JITTER.uniform(0.8, 1.2), self.asked_wait_s)
+
+    @property
+    def asked_wait_s(self) -> float:
+        """How long the endpoint asks to be left alone, as far as that is granted; 0: it does not."""
+        return min(self.last.retry_after_s or 0.0, ASKED_WAIT_MAX_S)
 
     def _take(self, line: Line) -> Step:
         outcome = self._send(line)
@@ -94,8 +103,9 @@ class Courier:
             )
             patience = PATIENCE_REFUSED if outcome.verdict == "refused" else PATIENCE_UNANSWERED
             overdue = self.refusals - patience
-            # Further each time: the whole of an attempt's batches can share what is wrong with one.
-            if overdue < 0 or not self._passed(line, 1 << min(overdue, PROBE_DOUBLINGS)):
+            # Further each time: the whole of an attempt's batches can share what is wrong with one. Who asks to be left
+            # alone finds nothing wrong with any of them.
+            if overdue < 0 or self.asked_wait_s or not self._passed(line, 1 << min(overdue, PROBE_DOUBLINGS)):
                 return "stuck"
         return "moved"
 
@@ -131,6 +141,14 @@ class Courier:
         self.last = self._endpoint.send(line.text)
         if self.last.verdict in ("refused", "unanswered"):
             self.failures += 1
+        elif self.last.rejected:
+            self.rejected += self.last.rejected
+            where, why = self._endpoint.destination, self.last.reason or "it does not say why"
+            self._complain_of(
+                f"{where.place} took {where.signal}, but left out {self.last.rejected} of a batch ({why}); "
+                "they are not sent again",
+                "rejected",
+            )
         return self.last
 
     def _done_with(self, line: Line, delivered: int = 0, dropped: int = 0) -> None:

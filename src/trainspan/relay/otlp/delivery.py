@@ -1,10 +1,17 @@
 """One attempt to hand one line to an endpoint, and what came of it."""
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from google.protobuf.message import DecodeError
 
 from trainspan.relay.otlp import exporters
 from trainspan.relay.otlp.complaints import Complaints
-from trainspan.relay.otlp.destinations import Destination
+from trainspan.relay.otlp.destinations import Destination, Signal
+from trainspan.relay.otlp.exporters import Answer
 from trainspan.relay.otlp.otlp_json import Unreadable, decode
 from trainspan.relay.otlp.sdk_logs import Heard, listening
 
@@ -29,16 +36,29 @@ _BUSY = frozenset(
     }
 )
 
+_RESPONSES: Final[Mapping[Signal, tuple[str, str, str]]] = {
+    "traces": ("trace.v1.trace", "ExportTraceServiceResponse", "rejected_spans"),
+    "metrics": ("metrics.v1.metrics", "ExportMetricsServiceResponse", "rejected_data_points"),
+    "logs": ("logs.v1.logs", "ExportLogsServiceResponse", "rejected_log_records"),
+}
+"""Module and class of the answer to each signal, and where it tells what was not taken."""
+
+_WORDS: Final = 200
+
 
 class Outcome(NamedTuple):
     """What came of an attempt.
 
     `accepted`; `refused`: the endpoint has answered, and would answer the same again; `unanswered`: it is gone, silent
     or busy; `unreadable`: the line is none of ours, and nothing was sent.
+    `rejected`: spans, points or log records of an accepted line that it did not take; `reason` has its words.
+    `retry_after_s`: how long it asks to be left alone.
     """
 
     verdict: Literal["accepted", "refused", "unanswered", "unreadable"]
     reason: str = ""
+    rejected: int = 0
+    retry_after_s: float | None = None
 
 
 class Delivery:
@@ -50,7 +70,8 @@ class Delivery:
 
     def __init__(self, destination: Destination):
         self._destination = destination
-        self._exporter: Any = exporters.build(destination)
+        self._answer: Answer | None = None
+        self._exporter: Any = exporters.build(destination, self._hear)
         self._heard: Heard | None = None
 
     @property
@@ -67,6 +88,7 @@ class Delivery:
         batch = Unreadable("too long") if text is None else decode(self._destination.signal, text)
         if isinstance(batch, Unreadable):
             return Outcome("unreadable", batch.reason)
+        self._answer = None
         with listening() as heard:
             self._heard = heard
             try:
@@ -75,12 +97,15 @@ class Delivery:
                 return Outcome("refused", type(error).__name__)
             finally:
                 self._heard = None
-        return Outcome("accepted") if accepted else _failure(heard)
+        return _success(self._destination.signal, self._answer) if accepted else _failure(heard, self._answer)
+
+    def _hear(self, answer: Answer) -> None:
+        self._answer = answer
 
     def failing(self) -> str | None:
         """Why the attempt under way has not succeeded yet; None: nothing is under way, or nothing has answered."""
         heard = self._heard
-        return _failure(heard).reason if heard is not None and heard.records else None
+        return _failure(heard, self._answer).reason if heard is not None and heard.records else None
 
     def close(self) -> None:
         """End what is under way, where the protocol can: a request over http waits for its timeout."""
@@ -98,10 +123,36 @@ def admission_to(where: Destination, complain: Complaints) -> "Admission | None"
     return Admission(where, complain)
 
 
-def _failure(heard: Heard) -> Outcome:
-    status = heard.status()
+def _success(signal: Signal, answer: Answer | None) -> Outcome:
+    module, message, field = _RESPONSES[signal]
+    if answer is None or not answer.body:
+        return Outcome("accepted")
+    response = getattr(import_module(f"opentelemetry.proto.collector.{module}_service_pb2"), message)()
+    try:
+        response.ParseFromString(answer.body)
+    except DecodeError:  # JSON, or a page: it was a success all the same
+        return Outcome("accepted")
+    partial = response.partial_success
+    return Outcome("accepted", partial.error_message[:_WORDS], max(getattr(partial, field), 0))
+
+
+def _failure(heard: Heard, answer: Answer | None) -> Outcome:
+    status = heard.status() or (answer.status if answer else None)
     if status is None:
         return Outcome("unanswered", heard.failure() or "no answer in time")
-    return Outcome(
-        "unanswered" if status in _BUSY else "refused", f"HTTP {status}" if isinstance(status, int) else status
-    )
+    reason = f"HTTP {status}" if isinstance(status, int) else status
+    retry_after_s = None if answer is None else _seconds_of(answer.retry_after)
+    if retry_after_s is not None:
+        reason += f", try again after {retry_after_s:.0f} s"
+    return Outcome("unanswered" if status in _BUSY else "refused", reason, retry_after_s=retry_after_s)
+
+
+def _seconds_of(retry_after: str | None) -> float | None:
+    """How long the header asks to wait: a number of seconds, or a date (RFC 9110, 10.2.3)."""
+    text = (retry_after or "").strip()
+    if text.isascii() and text.isdecimal():
+        return float(text[:9])
+    try:
+        return max(parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
+    except (ValueError, TypeError, OverflowError):
+        return None

@@ -11,17 +11,30 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainspan.errors import SettingError
 from trainspan.relay.otlp.destinations import Destination, Kind, Signal
 from trainspan.relay.otlp.sdk_logs import listening
 
 
-def build(found: Destination) -> Any:
+class Answer(NamedTuple):
+    """What an endpoint answered over HTTP: of it the SDK hands on no more than whether it was a success."""
+
+    status: int
+    retry_after: str | None
+    body: bytes
+
+
+def build(found: Destination, hear: Callable[[Answer], None] = lambda _: None) -> Any:
     """The SDK's exporter for a destination, or None where nothing is exported.
 
     Imports the protocol that is used and no other: each costs 100 to 200 ms.
+
+    Args:
+        found: the destination.
+        hear: told of every answer over HTTP, before the export returns; not where a credential provider makes the
+            session.
 
     Raises:
         SettingError: there is none to be had: a certificate that is none, a credential provider that fails.
@@ -29,7 +42,7 @@ def build(found: Destination) -> Any:
     with listening():
         try:
             _check_certificates(found)
-            exporter = _BUILDERS[found.kind](found)
+            exporter = _BUILDERS[found.kind](found, hear)
         except Exception as error:  # its causes lie in plugins and files of the user's
             raise SettingError(f"{found.signal} cannot be exported to {found.place} ({error!r:.200})") from error
     _draw_in_private()
@@ -49,16 +62,16 @@ _CONSOLE_CLASSES: Mapping[Signal, tuple[str, str]] = {
 }
 
 
-def _build_console(found: Destination) -> Any:
+def _build_console(found: Destination, _: Callable[[Answer], None]) -> Any:
     module, name = _CONSOLE_CLASSES[found.signal]
     return getattr(import_module(module), name)(out=sys.stdout)
 
 
-def _build_otlp(found: Destination) -> Any:
-    return _build_grpc(found) if found.protocol == "grpc" else _build_http(found)
+def _build_otlp(found: Destination, hear: Callable[[Answer], None]) -> Any:
+    return _build_grpc(found) if found.protocol == "grpc" else _build_http(found, hear)
 
 
-def _build_http(found: Destination) -> Any:
+def _build_http(found: Destination, hear: Callable[[Answer], None]) -> Any:
     module, name = _OTLP_CLASSES[found.signal]
     compression = import_module("opentelemetry.exporter.otlp.proto.http").Compression
     return getattr(import_module(f"opentelemetry.exporter.otlp.proto.http.{module}"), name)(
@@ -69,20 +82,27 @@ def _build_http(found: Destination) -> Any:
         headers=dict(found.headers),
         timeout=found.timeout_s,
         compression=compression.Gzip if found.gzip else compression.NoCompression,
-        session=_session(found),
+        session=_session(found, hear),
     )
 
 
-def _session(found: Destination) -> Any:
-    """A session that uses the certificate it was given, where the SDK's own may not.
+def _session(found: Destination, hear: Callable[[Answer], None]) -> Any:
+    """A session whose answers are heard, and that uses the certificate it was given, where the SDK's own may not.
 
     Requests prefers `REQUESTS_CA_BUNDLE` to the certificate of a session, and the SDK (1.45.2) sets it there: on a host
     with a bundle of its own, `OTEL_EXPORTER_OTLP_CERTIFICATE` would mean nothing.
     """
     requests = import_module("requests")
-    if found.certificate is None or any(name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ):
-        return None  # then the SDK makes its own, or takes the provider's
+    if any(name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ):
+        return None  # then the SDK takes the provider's
     session = requests.Session()
+
+    def answered(response: Any, *_: Any, **__: Any) -> None:
+        hear(Answer(response.status_code, response.headers.get("Retry-After"), response.content))
+
+    session.hooks["response"].append(answered)
+    if found.certificate is None:
+        return session
 
     def settings(url: str, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
         merged = requests.Session.merge_environment_settings(session, url, proxies, stream, verify, cert)
@@ -127,11 +147,11 @@ def _check_certificates(found: Destination) -> None:
         raise ValueError("a client key without a client certificate")
 
 
-_BUILDERS: Mapping[Kind, Callable[[Destination], Any]] = {
+_BUILDERS: Mapping[Kind, Callable[[Destination, Callable[[Answer], None]], Any]] = {
     "otlp": _build_otlp,
     "console": _build_console,
-    "folder": lambda _: None,
-    "none": lambda _: None,
+    "folder": lambda *_: None,
+    "none": lambda *_: None,
 }
 
 _PRIVATE = random.Random()

@@ -37,12 +37,14 @@ class SignalHealth(NamedTuple):
     """How one signal fares. Batches, but for `failures` (attempts) and `pending_bytes` (on disk, not delivered).
 
     `dropped`: at the bound, unwritable, unreadable, or refused while others were taken.
+    `rejected`: spans, points or log records of delivered batches that the endpoint did not take.
     """
 
     delivered: int = 0
     failures: int = 0
     pending_bytes: int = 0
     dropped: int = 0
+    rejected: int = 0
 
 
 class Untaken(NamedTuple):
@@ -192,6 +194,7 @@ class _Lane:
             failures=courier.failures if courier else 0,
             pending_bytes=self._journal.pending_bytes,
             dropped=self._journal.dropped + self._unencodable,
+            rejected=courier.rejected if courier else 0,
         )
 
 

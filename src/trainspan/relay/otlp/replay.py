@@ -166,4 +166,4 @@ class _Carrier:
             elif step == "empty" or courier.is_hopeless:
                 return
             else:
-                self._ended.wait(min(courier.backoff_s(), _WAIT_MAX_S))
+                self._ended.wait(max(min(courier.backoff_s(), _WAIT_MAX_S), courier.asked_wait_s))

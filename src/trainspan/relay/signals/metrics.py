@@ -76,7 +76,7 @@ def has_own_histograms(world_size: int) -> bool:
 
 @dataclass(slots=True)
 class Health:
-    """How the relay fares, counted from its start; the last four by signal: `traces`, `metrics`, `logs`.
+    """How the relay fares, counted from its start; the last five by signal: `traces`, `metrics`, `logs`.
 
     `misuse`: by kind, what the ranks have counted of the API's calls.
     `lag_s`: age of the oldest mark that the last look consumed; None before the first.
@@ -92,6 +92,7 @@ class Health:
     misuse: Mapping[str, int] = field(default_factory=dict)
     exports: Mapping[str, int] = field(default_factory=dict)
     export_failures: Mapping[str, int] = field(default_factory=dict)
+    export_rejected: Mapping[str, int] = field(default_factory=dict)
     spool_bytes: Mapping[str, int] = field(default_factory=dict)
     spool_dropped: Mapping[str, int] = field(default_factory=dict)
 
@@ -248,6 +249,7 @@ def node_metrics(node: NodeReading, time_unix_ns: int) -> list[Metric]:
         *_numbers(names.SPANS_DROPPED, {None: health.spans_dropped}, span),
         *_numbers(names.EXPORTS, health.exports, span),
         *_numbers(names.EXPORT_FAILURES, health.export_failures, span),
+        *_numbers(names.EXPORT_REJECTED, health.export_rejected, span),
         *_numbers(names.SPOOL_SIZE, health.spool_bytes, span),
         *_numbers(names.SPOOL_DROPPED, health.spool_dropped, span),
         *_numbers(names.RELAY_CPU, {None: health.cpu_s}, span),
