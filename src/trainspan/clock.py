@@ -19,6 +19,10 @@ class Anchor(NamedTuple):
         """Unix time in ns of a monotonic time of the same host and boot."""
         return monotonic_ns - self.monotonic_ns + self.unix_ns
 
+    def monotonic_of(self, unix_ns: int) -> int:
+        """The monotonic time that `unix_of` makes this Unix time of."""
+        return unix_ns - self.unix_ns + self.monotonic_ns
+
 
 class Clock(Protocol):
     """What code asks for time; tests hand in `trainspan.testing.clock.FakeClock`."""

@@ -4,15 +4,19 @@ import os
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.integration.steered import (
     MARKS_PER_STEP,
     RING_MARKS,
+    PointSeen,
     SteeredRank,
     clean_environ,
     kill,
@@ -159,3 +163,102 @@ def test_how_a_rank_ended_stays_as_the_first_relay_found_out(places: Places) -> 
     assert start_relay(*places).wait(PATIENCE_S) == 0
 
     assert [told["ending"] for told in ranks_in(places.folder) if told["identity"]["rank"] == 0] == [found]
+
+
+EVERY_5_S = {"OTEL_METRIC_EXPORT_INTERVAL": "5000"}
+EVERY_HALF_S = {"OTEL_METRIC_EXPORT_INTERVAL": "500"}
+
+
+def series_in(folder: Path) -> dict[tuple[Any, ...], list[PointSeen]]:
+    """Every series of the ranks that only grows, in the order in which it was told."""
+    series = defaultdict(list)
+    for point in points_in(folder):
+        if point.rank is not None:
+            series[point.instance, point.metric, point.attributes].append(point)
+    return series
+
+
+def falls_in(series: list[PointSeen]) -> list[PointSeen]:
+    """Points that are less than the one before them, though nothing says that they count anew."""
+    pairs = pairwise(series)
+    return [after for before, after in pairs if before.start_ns == after.start_ns and after.value < before.value]
+
+
+def all_counted(series: list[PointSeen]) -> float:
+    """What was counted over all beginnings."""
+    return sum({point.start_ns: point.value for point in series}.values())
+
+
+def tell_of_work(rank: SteeredRank, times: int) -> None:
+    """Tell what a script tells now and then, `times` times over by now."""
+    now_ns = time.monotonic_ns()
+    rank.tell(event="work", samples=100 * times, tokens=1000 * times)
+    rank.tell(event="scalars", values={"loss": 1.0}, counters={"texts": 10 * times}, dropped=0)
+    saved = {"start_ns": now_ns - 1000, "end_ns": now_ns, "ok": True, "blocking": True, "step": 1}
+    rank.tell(event="checkpoint", kind="save", file="model.pt", bytes=64, **saved)
+
+
+def test_over_two_relays_everything_is_counted_once(places: Places) -> None:
+    """The ring has wrapped: what the second finds is a part of what the first has told, and some of it is new."""
+    rank = SteeredRank(places.recordings)
+    relay = start_relay(places.recordings, places.folder, **EVERY_5_S)
+    for told in (0, 100, 200):
+        wait_until(partial(has_told, places, "training.steps", told), "the relay has read so far")
+        rank.step(100)  # the ring has room for 128
+    tell_of_work(rank, 1)
+    wait_until(
+        lambda: has_told(places, "training.tokens", 1000) and has_told(places, "training.steps", 300), "all told"
+    )
+    wait_until(lambda: ranks_in(places.folder)[0]["told"]["events"] == 3, "the summary knows what was told")
+    rank.step(20)
+    kill(relay)
+    rank.step(20)
+    tell_of_work(rank, 2)
+    rank.close()
+
+    assert start_relay(places.recordings, places.folder, **EVERY_5_S).wait(PATIENCE_S) == 0
+
+    series = series_in(places.folder)
+    assert [falls_in(one) for one in series.values() if falls_in(one)] == []
+    assert {
+        name: {all_counted(one) for (_, metric, _), one in series.items() if metric == name} for name in ONCE
+    } == ONCE
+    began_ns = {point.start_ns for (_, metric, _), one in series.items() if metric in TOTALS for point in one}
+    assert len(began_ns) == 1
+
+
+ONCE = {
+    "training.steps": {340.0},
+    "training.step.duration": {340.0},
+    "training.phase.duration": {340.0},
+    "training.samples": {200.0},
+    "training.tokens": {2000.0},
+    "training.counter": {20.0},
+    "training.checkpoint.duration": {2.0},
+}
+TOTALS = {"training.steps", "training.samples", "training.tokens", "training.counter", "training.time"}
+
+
+def has_told(places: Places, metric: str, value: float) -> bool:
+    """Whether the newest point of a metric has this value."""
+    return [point.value for point in points_in(places.folder, metric)][-1:] == [value]
+
+
+def test_no_series_falls_while_the_second_relay_begins(places: Places) -> None:
+    """What it tells first it has from the summary: the ring holds a quarter of the steps."""
+    rank = SteeredRank(places.recordings)
+    relay = start_relay(places.recordings, places.folder, **EVERY_HALF_S)
+    for told in range(0, 500, 100):
+        wait_until(partial(has_told, places, "training.steps", told), "the relay has read so far")
+        rank.step(100)
+    wait_until(lambda: has_told(places, "training.steps", 500), "all steps are told")
+    kill(relay)
+    second = start_relay(places.recordings, places.folder, **EVERY_HALF_S)
+    rank.step(5)
+    wait_until(lambda: has_told(places, "training.steps", 505), "the second relay tells of them")
+    rank.close()
+    assert second.wait(PATIENCE_S) == 0
+
+    series = series_in(places.folder)
+
+    assert [falls_in(one) for one in series.values() if falls_in(one)] == []

@@ -51,6 +51,28 @@ def test_an_attempt_begins_with_the_outage_and_the_steps_it_does_again() -> None
     assert account.elapsed_ns == 126
 
 
+@pytest.mark.parametrize("told", [0, 1, 2, 3])
+@pytest.mark.parametrize("gap_ns", [0, 30])
+def test_an_account_goes_on_where_it_was_left(told: int, gap_ns: int) -> None:
+    """Another relay takes over, and a counter may neither fall nor count twice; the next step begins late."""
+    steps = [rank_step(number, PHASES, start_ns=start_ns) for number, start_ns in enumerate((100, 135, 180))]
+    whole, left = Account(process_start_ns=60), Account(process_start_ns=60)
+    for account in (whole, left):
+        account.resume(gap_ns, 2)
+    charged(whole, *steps)
+    for step in steps[:told]:
+        charged(left, step)
+
+    account = Account(60, left.states(), told)
+    account.resume(gap_ns, 2)
+    account.start(100)
+    for step in steps[told:]:
+        account.charge(step, phase_times_of(step))
+
+    assert account.states() == whole.states()
+    assert (account.began_ns, account.charged_until_ns) == (whole.began_ns, whole.charged_until_ns)
+
+
 def test_outage_is_charged_once_and_the_steps_may_become_known_later() -> None:
     """Where a run is taken up can be known only after its first step."""
     account = Account(process_start_ns=60)

@@ -21,8 +21,10 @@ def test_nanoseconds_survive_the_bridge() -> None:
     bridge = Anchor(monotonic_ns=123_456_789_012_345_678, unix_ns=1_790_000_000_123_456_789)
 
     unix_ns = bridge.unix_of(123_456_789_012_345_679)
+    back_ns = bridge.monotonic_of(unix_ns)
 
     assert unix_ns == 1_790_000_000_123_456_790
+    assert back_ns == 123_456_789_012_345_679
 
 
 def test_anchor_is_one_instant_on_both_clocks() -> None:

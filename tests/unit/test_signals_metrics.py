@@ -550,3 +550,25 @@ def test_the_standard_variable_chooses_the_histogram(text: str | None, kind: typ
 
     assert chosen is kind
     assert [str(problem) for problem in problems] == says
+
+
+def test_what_a_relay_counts_anew_says_since_when() -> None:
+    """Totals go on over relays; a distribution that began later would look as if it had fallen."""
+    reading = on_a_device(reading_of(aggregates=StepAggregates(ExplicitAggregate)))._replace(skipped=1)
+
+    metrics = rank_metrics(reading._replace(since_unix_ns=START + 5 * S), NOW)
+
+    points = [(metric.name, point) for metric in metrics for point in metric.data.data_points]
+    anew = {name for name, point in points if point.start_time_unix_nano == START + 5 * S}
+    whole = {name for name, point in points if point.start_time_unix_nano == START}
+    assert anew == {
+        names.STEP_DURATION.name,
+        names.PHASE_DURATION.name,
+        names.OWN_TIME.name,
+        names.STEPS_TIMED.name,
+        names.STEPS_SKIPPED.name,
+        names.ENERGY.name,
+        names.CARBON.name,
+    }
+    assert {names.STEPS.name, names.TIME.name} < whole
+    assert not anew & whole

@@ -13,7 +13,7 @@ from trainspan.identity import trace_id_of
 from trainspan.names import Phase
 from trainspan.relay.pipeline import summary_interval_ns
 from trainspan.relay.timeline.launcher_summary import LauncherSummary
-from trainspan.relay.timeline.rank_summary import SLOWEST, Ending, RankSummary
+from trainspan.relay.timeline.rank_summary import SLOWEST, Ending, RankSummary, TellingOfMetrics
 from trainspan.relay.timeline.records import ProcessEnd, phase_times_of
 from trainspan.relay.timeline.summary import Summary
 from trainspan.relay.timeline.throughput import Work
@@ -50,6 +50,7 @@ def run_of(*ranks: RankSummary) -> Summary:
 def test_a_summary_as_it_is_written() -> None:
     """The file outlives the program that wrote it: its form, once, whole."""
     rank = rank_of(durations_ms=(30, 40))
+    rank.told = TellingOfMetrics(1_700_000_000_000_001_000, 3)
     rank.ending = Ending("closed", 1_700_000_000_100_000_000)
 
     written = run_of(rank).to_json()
@@ -103,6 +104,7 @@ def test_a_summary_as_it_is_written() -> None:
                 "states_ns": {"init": 1000, "productive": 70_000_000},
                 "work": {"samples": 96, "tokens": None, "flops": 1.5e9, "mfu": None},
                 "marks_read": 0,
+                "told": {"until_unix_ns": 1_700_000_000_000_001_000, "events": 3},
                 "slowest": [
                     {
                         "duration_ns": duration_ms * MS,
@@ -150,6 +152,8 @@ def test_it_comes_back_from_json_as_it_was() -> None:
     step = rank_step(39, [(Phase.FORWARD, 1), (Phase.BACKWARD, 2)], complete=False)
     dead.note_end(ProcessEnd(99, "died", "SIGKILL"), step, ANCHOR)
     dead.marks_lost = 4
+    dead.note_marks(50, 0)
+    dead.told = TellingOfMetrics(1_700_000_000_000_000_007, 5)
     summary = run_of(rank_of(0, durations_ms=()), dead)
 
     read = Summary.from_json(json.loads(json.dumps(summary.to_json())))
@@ -333,6 +337,9 @@ DROP = object()
         ("ranks.0.phase_s.sleep", {}, "no such phase: sleep"),
         ("ranks.0.states_ns.init", 1.5, "init is '1.5'"),
         ("ranks.0.work.samples", "many", "work: samples is 'many'"),
+        ("ranks.0.marks_read", "all", "marks_read is 'all'"),
+        ("ranks.0.told", {"until_unix_ns": 1, "events": None}, "told: events is 'None'"),
+        ("ranks.0.told", 7, "told: int where an object"),
         ("ranks.0.slowest.0.duration_ns", None, r"slowest\[0\]: duration_ns is 'None'"),
         ("ranks.0.ending.how", "exploded", "how is 'exploded'"),
         ("ranks.0.ending.step", "9", "step is '9'"),

@@ -171,6 +171,22 @@ def test_what_the_user_counts_stands() -> None:
     assert throughput.work() == Work(32, 900, 1800.0, None)
 
 
+@pytest.mark.parametrize(("samples", "flops"), [(8, 40 * 100.0), (None, 5 * 800.0)])
+def test_work_goes_on_where_it_was_left(samples: int | None, flops: float) -> None:
+    """Another relay takes over, and the step in which torch counted is not in the ring any more."""
+    first = Throughput(FlopsKnown(peak_per_s=8000.0))
+    first.take({"event": "flops", "step": 2, "flops": 800})
+    first.count(steps_of(4, samples=samples, tokens=None))
+
+    second = Throughput(FlopsKnown(peak_per_s=8000.0), first.work(), 4)
+    second.take({"event": "flops", "step": 2, "flops": 800})
+    before = second.work()
+    second.count(steps_of(1, samples=samples, tokens=None, first=4))
+
+    assert before == first.work()._replace(mfu=None)
+    assert second.work() == Work(samples and samples * 5, None, flops, first.mfu)
+
+
 def test_flops_that_the_script_tells_stand() -> None:
     """It knows its model; who has set a variable may have another one in mind."""
     throughput = Throughput(FlopsKnown(per_token=2.0, peak_per_s=8192.0))

@@ -17,13 +17,13 @@ from trainspan.relay.signals.contexts import RankSource
 from trainspan.relay.signals.metrics import RankReading
 from trainspan.relay.signals.spans import RankPart
 from trainspan.relay.tail import Sighting
+from trainspan.relay.tally import Tally
 from trainspan.relay.timeline.checkpoints import Checkpoint, checkpoint_of
 from trainspan.relay.timeline.collectives import Call, Collectives
 from trainspan.relay.timeline.counters import ALLOCATOR, COMPILED, REDUCER, counts_of
 from trainspan.relay.timeline.energy import Charge
-from trainspan.relay.timeline.own_time import OwnTime
 from trainspan.relay.timeline.progress import Position, Progress
-from trainspan.relay.timeline.rank_summary import RankSummary
+from trainspan.relay.timeline.rank_summary import RankSummary, TellingOfMetrics
 from trainspan.relay.timeline.records import Interval, ProcessEnd, RankStep, phase_times_of
 from trainspan.relay.timeline.scalars import Scalars
 from trainspan.relay.timeline.segments import Segment, Segments
@@ -84,6 +84,7 @@ class RankFollower:
         environ: the settings.
         aggregates: that count its steps; `own`: whether they count its steps alone.
         known: what the relay before this one has left of it, which is continued; None: nothing.
+        taken_unix_ns: when this relay began.
     """
 
     def __init__(
@@ -94,14 +95,17 @@ class RankFollower:
         *,
         own: bool,
         known: RankSummary | None = None,
+        taken_unix_ns: int = 0,
     ):
         identity = reader.identity
         self.reader = reader
         self.source = RankSource(identity, reader.anchor, rank_resource(identity, environ))
         self.timeline = RankTimeline()
-        self.account = Account(reader.process_start_ns)
         self.summary = known or RankSummary(reader.path.stem, identity, self.source.unix_of(reader.process_start_ns))
         self.ended_before = self.summary.resume(reader.anchor)
+        self.account = Account(reader.process_start_ns, self.summary.states_ns, self.summary.steps)
+        self._counted_until_ns = self.account.charged_until_ns if known else 0
+        self._tally = Tally(aggregates, self.summary.told, reader.anchor, taken_unix_ns)
         self.segments = Segments(reader.process_start_ns)
         self.exception: Mapping[str, Any] | None = None
         self.torch_import_ns: tuple[int, int] | None = None
@@ -119,8 +123,6 @@ class RankFollower:
         self.facts: Mapping[str, Value] = {}
         self.started_ns: int | None = None
         self._collectives = Collectives()
-        self._own_time = OwnTime()
-        self._skipped = 0
         self._compiled: Mapping[str, int] = {}
         self._reducer: Mapping[str, int] = {}
         self._evaluations: list[Told] = []  # those the script has told of, until their step has come
@@ -131,15 +133,14 @@ class RankFollower:
         self.named_early: list[Interval] = []
         self.said = Said()
         self._place: dict[str, str] = {}
-        self.throughput = Throughput(_flops_known(environ))
+        self.throughput = Throughput(_flops_known(environ), self.summary.work, self.summary.steps)
         self.progress = Progress()
         self.scalars = Scalars(identity.world_size)
         self.stalls = Stalls(load(environ)[0].stall_s * 1_000_000_000)
         self.stalled: list[Standing] = []
         self._largest_save_bytes: int | None = None
         self._environ = environ
-        self._aggregates = aggregates
-        self._own_aggregates = own
+        self._own_aggregates = aggregates if own else None
         self._last_step_end_ns: int | None = None
         self._early: list[tuple[int, int, str]] = []  # what the rank was held up by before its first step
         self._resumed = False
@@ -169,15 +170,14 @@ class RankFollower:
             self._charge_early(self.timeline.last_mark_ns)
         phase_times_ns = [phase_times_of(step) for step in steps]
         for step, times_ns in zip(steps, phase_times_ns, strict=True):
-            self.account.charge(step, times_ns, self._compiling_in(step) if self._compiling else 0)
-            self._aggregates.fold(step, times_ns)
-            self._own_time = self._own_time.with_step(times_ns)
+            compiling_ns = self._compiling_in(step) if self._compiling else 0
+            if step.end_ns > self._counted_until_ns:
+                self.account.charge(step, times_ns, compiling_ns)
+            self._tally.step(step, times_ns, self.stays_of(step))
             self._look_into(step)
         for timed in self.device.pair(steps):
-            times_ns = timed.device.phase_times(timed.step)
-            self._aggregates.fold_device(times_ns)
-            self._own_time = self._own_time.with_timed_step(times_ns)
-        self.throughput.count(steps)
+            self._tally.timed_step(timed.step, timed.device.phase_times(timed.step))
+        self.throughput.count([step for step in steps if step.end_ns > self._counted_until_ns])
         if steps:
             self.last_number = steps[-1].number
             self._last_step_end_ns = steps[-1].end_ns
@@ -196,8 +196,7 @@ class RankFollower:
 
     def count_waits(self, waits: Sequence[Wait]) -> None:
         """Count what it waited for others."""
-        for kind, start_ns, end_ns in waits:
-            self._aggregates.fold_wait(kind, end_ns - start_ns)
+        self._tally.waits(waits)
 
     def calls_of(self, step: RankStep) -> dict[int, Call]:
         """The collectives of `step`, by the time at which they began."""
@@ -251,6 +250,8 @@ class RankFollower:
         if self.end is not None and known == self._reported:
             return None
         self._reported = known
+        until_ns = max(self._last_step_end_ns or 0, self.reader.process_start_ns)
+        self.summary.told = TellingOfMetrics(self.source.unix_of(until_ns), self._tally.events)
         identity = self.source.identity
         said = history.of_rank(identity.rank, identity.attempt, self.source.unix_of(now_ns))
         return RankReading(
@@ -261,21 +262,22 @@ class RankFollower:
             self._last_step_end_ns,
             self.account,
             None if self.end else now_ns,
-            self._aggregates if self._own_aggregates else None,
+            self._own_aggregates,
             self.allocator,
             said.goodput,
             said.deviation_s,
             self._largest_save_bytes,
-            self._skipped,
+            self._tally.skipped,
             self._compiled,
             self._reducer,
             {phase.wire: joules for phase, joules in self.energy_j.items()},
             total_j / _J_PER_KWH * self._carbon_g_per_kwh if total_j and self._carbon_g_per_kwh is not None else None,
-            self._own_time,
+            self._tally.own,
             self.throughput.work(),
             Position() if self.last_number is None else self.progress.of(self.last_number),
             self.scalars.logged(),
             {stall.phase.wire: now_ns - stall.since_ns} if (stall := self.stalls.now) else {},
+            self._tally.since_unix_ns,
         )
 
     def part(self, step: RankStep, end: ProcessEnd | None) -> RankPart:
@@ -301,6 +303,7 @@ class RankFollower:
 
     def _take_event(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
+        self._tally.event()
         self.uses = told_device_of(event) or self.uses
         if kind == "exception":
             self.exception = event
@@ -336,7 +339,7 @@ class RankFollower:
         else:
             self.device.take(event)
             for calls in self._collectives.take(event):
-                self._aggregates.fold_calls(calls)
+                self._tally.calls(calls)
 
     def _take_phase_name(self, event: Mapping[str, Any]) -> None:
         number, name = event.get("number"), event.get("name")
@@ -363,7 +366,7 @@ class RankFollower:
         if checkpoint is None:
             return
         self.checkpoints.append(checkpoint)
-        self._aggregates.fold_checkpoint(checkpoint)
+        self._tally.checkpoint(checkpoint)
         if checkpoint.size_bytes is not None:
             self._largest_save_bytes = max(self._largest_save_bytes or 0, checkpoint.size_bytes)
         if checkpoint.part != "background" and not self.timeline.started:
@@ -372,9 +375,6 @@ class RankFollower:
 
     def _look_into(self, step: RankStep) -> None:
         """Count what is not in every step."""
-        self._skipped += step.skipped
-        for call, start_ns, end_ns in self.stays_of(step):
-            self._aggregates.fold_collective(call.kind, end_ns - start_ns)
         if step.validations:
             self._tell_validation(step)
         if step.start_ns == self.timeline.first_step_start_ns:

@@ -118,6 +118,7 @@ class Pipeline:
         self._metric_interval_ns = interval_ms * 1_000_000
         self._next_metrics_ns: int | None = None
         self._next_summary_ns = 0
+        self._summary_bytes = 0
         self._followers: dict[Path, RankFollower] = {}
         self._launchers = Launchers(self._sampling, SpanNames.of(settings.load(environ)[0]), environ)
         self._assemblies: dict[int, Assembly] = {}
@@ -190,16 +191,18 @@ class Pipeline:
             self._put(assembly.turn(now_ns))
         if self._next_metrics_ns is None:
             self._next_metrics_ns = now_ns + self._metric_interval_ns
-        summary_due = now_ns >= self._next_summary_ns
-        if now_ns >= self._next_metrics_ns:
+        metrics_due, summary_due = now_ns >= self._next_metrics_ns, now_ns >= self._next_summary_ns
+        if metrics_due:
             self._next_metrics_ns = now_ns + self._metric_interval_ns
-            self._put_metrics(now_ns)
-        elif summary_due and self._retired:
+            # Together, so that another relay knows what has been told; unless it is too large for that.
+            summary_due |= self._metric_interval_ns >= _writing_ns(self._summary_bytes)
+        if metrics_due or (summary_due and self._retired):
             self._put_metrics(now_ns)  # of hundreds of processes that end in a row, once
         if summary_due:
-            size_bytes = self._write_summary()
-            self._next_summary_ns = now_ns + summary_interval_ns(size_bytes or 0)
-            if size_bytes is not None:
+            written_bytes = self._write_summary()
+            self._summary_bytes = written_bytes or self._summary_bytes
+            self._next_summary_ns = now_ns + summary_interval_ns(self._summary_bytes)
+            if written_bytes is not None:
                 self._remove_retired()
 
     def busy(self) -> bool:
@@ -256,7 +259,8 @@ class Pipeline:
         own = has_own_histograms(reader.identity.world_size)
         aggregates = StepAggregates(self._histogram) if own else self._shared_in(reader.identity.attempt)
         known = None if self._summary is None else self._summary.known(reader.path.stem, reader.identity)
-        follower = RankFollower(reader, self._environ, aggregates, own=own, known=known)
+        began = self._started_unix_ns
+        follower = RankFollower(reader, self._environ, aggregates, own=own, known=known, taken_unix_ns=began)
         self._followers[reader.path] = follower
         self._assembly_of(reader.identity).followers.append(follower)
         if self._summary is not None:
@@ -509,8 +513,11 @@ def raised_by(error: Exception) -> str:
 
 def summary_interval_ns(size_bytes: int) -> int:
     """After how long a summary of that size is written again."""
-    due_ns = size_bytes * 1_000_000_000 // SUMMARY_BYTES_PER_S
-    return min(max(due_ns, SUMMARY_INTERVAL_NS), SUMMARY_SLOWEST_NS)
+    return min(max(_writing_ns(size_bytes), SUMMARY_INTERVAL_NS), SUMMARY_SLOWEST_NS)
+
+
+def _writing_ns(size_bytes: int) -> int:
+    return size_bytes * 1_000_000_000 // SUMMARY_BYTES_PER_S
 
 
 def _orderly_end(follower: RankFollower) -> ProcessEnd:

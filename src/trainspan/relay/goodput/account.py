@@ -65,19 +65,25 @@ _STATE_WITHOUT_STEPS: Final = _States(_ALWAYS, "unaccounted")
 class Account:
     """Ns per state of one rank. The states always add up to `elapsed_ns`.
 
+    Args:
+        process_start_ns: monotonic time at which the process began.
+        states_ns: what was charged to it before, to go on from; `steps`: how many steps that was for. These are not to
+            be charged again.
+
     Attributes:
         began_ns: monotonic time at which the process began, or the outage before it.
         charged_until_ns: up to here, time has its final state.
     """
 
-    def __init__(self, process_start_ns: int):
-        self.began_ns = process_start_ns
-        self.charged_until_ns = process_start_ns
-        self._states_ns: dict[str, int] = {}
+    def __init__(self, process_start_ns: int, states_ns: Mapping[str, int] = {}, steps: int = 0):
+        gap_ns = states_ns.get("restart", 0)
+        self.began_ns = process_start_ns - gap_ns
+        self.charged_until_ns = self.began_ns + sum(states_ns.values())
+        self._states_ns = dict(states_ns)
         self._started = False
-        self._stepped = False
-        self._resumed = False
-        self._steps = 0
+        self._stepped = steps > 0
+        self._resumed = gap_ns > 0
+        self._steps = steps
         self._steps_again = 0
 
     def resume(self, gap_ns: int, steps_again: int) -> None:

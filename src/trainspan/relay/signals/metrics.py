@@ -116,6 +116,8 @@ class RankReading(NamedTuple):
     `own`: the time of its steps in which it waited for no other rank.
     `work`: what its steps worked through; `position`: of the last, as its framework counts; `logged`: by the script.
     `stalled_ns`: for how long it has given no sign, by the phase it stands in; empty: it is not stalled.
+    `since_unix_ns`: since when `aggregates`, `own`, `skipped` and the energy count, where this relay was not the first;
+    None: since `start_unix_ns`, as everything else.
     """
 
     resource: Resource
@@ -140,6 +142,7 @@ class RankReading(NamedTuple):
     position: Position = Position()
     logged: Logged = Logged()
     stalled_ns: Mapping[str, int] = {}
+    since_unix_ns: int | None = None
 
 
 class SharedReading(NamedTuple):
@@ -207,13 +210,14 @@ def _without(denied: Sequence[str], metrics: list[Metric]) -> list[Metric]:
 def rank_metrics(rank: RankReading, time_unix_ns: int) -> list[Metric]:
     """The metrics of one rank."""
     span = (rank.start_unix_ns, time_unix_ns)
+    since = (rank.start_unix_ns if rank.since_unix_ns is None else rank.since_unix_ns, time_unix_ns)
     age_s = None
     if rank.now_ns is not None and rank.last_step_end_ns is not None:
         age_s = max(0, rank.now_ns - rank.last_step_end_ns) / NS_PER_S
     states_s = {state: time_ns / NS_PER_S for state, time_ns in rank.account.states().items()}
     return [
-        *_histograms(rank.aggregates, span),
-        *_own_time(rank.own, span),
+        *_histograms(rank.aggregates, since),
+        *_own_time(rank.own, since),
         *_numbers(names.STEPS, {None: rank.steps}, span),
         *_numbers(names.TIME, states_s, span),
         *_numbers(names.GOODPUT, rank.goodput, span),
@@ -222,13 +226,13 @@ def rank_metrics(rank: RankReading, time_unix_ns: int) -> list[Metric]:
         *_numbers(names.LAST_STEP_AGE, {None: age_s}, span),
         *_numbers(names.STALL_AGE, {phase: time_ns / NS_PER_S for phase, time_ns in rank.stalled_ns.items()}, span),
         *_numbers(names.CHECKPOINT_SIZE, {None: rank.checkpoint_bytes}, span),
-        *_numbers(names.STEPS_SKIPPED, {None: rank.skipped}, span),
+        *_numbers(names.STEPS_SKIPPED, {None: rank.skipped}, since),
         *_compiled(rank.compiled, span),
         *_reducer(rank.reducer, span),
         *_work(rank, span),
         *_allocator(rank.allocator, span),
-        *_numbers(names.ENERGY, rank.energy_j, span),
-        *_numbers(names.CARBON, {None: rank.carbon_g}, span),
+        *_numbers(names.ENERGY, rank.energy_j, since),
+        *_numbers(names.CARBON, {None: rank.carbon_g}, since),
     ]
 
 

@@ -86,7 +86,14 @@ class Ending(NamedTuple):
         """The end as it was told; None while the process runs."""
         if self.how == "running" or self.at_unix_ns is None:
             return None
-        return ProcessEnd(self.at_unix_ns - anchor.unix_ns + anchor.monotonic_ns, self.how, self.cause)
+        return ProcessEnd(anchor.monotonic_of(self.at_unix_ns), self.how, self.cause)
+
+
+class TellingOfMetrics(NamedTuple):
+    """What the metrics have told of a process: steps that ended until then, and so many events of its log."""
+
+    until_unix_ns: int
+    events: int
 
 
 class RankSummary:
@@ -105,6 +112,7 @@ class RankSummary:
         work: what its steps worked through, as far as that is known.
         marks_lost: marks overwritten before anybody read them; steps are missing when there are any.
         marks_read: marks of the recording that have been read or lost, from its beginning.
+        told: what the metrics have told of it by now; None: nothing.
         ending: how it stands, or ended.
         energy_j: of its GPU while it trained, for `energy_s` of that time; None: not known.
     """
@@ -124,6 +132,7 @@ class RankSummary:
         self.work = Work()
         self.marks_lost = 0
         self.marks_read = 0
+        self.told: TellingOfMetrics | None = None
         self.ending = Ending("running")
         self.energy_j: float | None = None
         self.energy_s: float | None = None
@@ -243,6 +252,7 @@ class RankSummary:
             "states_ns": self.states_ns,
             "work": self.work._asdict(),
             "marks_read": self.marks_read,
+            "told": None if self.told is None else self.told._asdict(),
             "slowest": slowest,
             "ending": self.ending._asdict(),
             "energy_j": self.energy_j,
@@ -266,6 +276,7 @@ class RankSummary:
             rank.work = read_at("work", _work_from_json, written["work"])
         if "marks_read" in written:  # nor this
             rank.marks_read = field(written, "marks_read", int)
+            rank.told = read_at("told", _telling_from_json, written.get("told"))
         for index, step in enumerate(field(written, "slowest", list)):
             rank._remember(read_at(f"slowest[{index}]", SlowStep.from_json, step))
         for name in ("energy_j", "energy_s"):
@@ -300,6 +311,12 @@ def _work_from_json(written: Any) -> Work:
     samples, tokens = (optional(written, name, int) for name in ("samples", "tokens"))
     flops, mfu = (optional(written, name, float) for name in ("flops", "mfu"))
     return Work(samples, tokens, flops, mfu)
+
+
+def _telling_from_json(written: Any) -> TellingOfMetrics | None:
+    if written is None:
+        return None
+    return TellingOfMetrics(*(field(written, name, int) for name in TellingOfMetrics._fields))
 
 
 def _phases_from_json(written: Mapping[str, Any]) -> dict[AnyPhase, Sketch]:

@@ -42,6 +42,9 @@ class Work(NamedTuple):
     mfu: float | None = None
 
 
+NOTHING_DONE: Final = Work()
+
+
 class _Milestone(NamedTuple):
     steps: int
     time_ns: int
@@ -49,27 +52,35 @@ class _Milestone(NamedTuple):
 
 
 class Throughput:
-    """The work of one rank."""
+    """The work of one rank.
 
-    def __init__(self, known: FlopsKnown):
+    Args:
+        known: what the settings say of FLOPs.
+        done: what this process has worked through before, to go on from; `steps`: in so many steps, not counted again.
+    """
+
+    def __init__(self, known: FlopsKnown, done: Work = NOTHING_DONE, steps: int = 0):
         self._known = known
-        self._samples: int | None = None
-        self._tokens: int | None = None
+        self._samples = done.samples
+        self._tokens = done.tokens
         self._given: dict[str, int] = {}
-        self._steps = 0
+        self._steps = steps
+        self._went_on = steps > 0
         self._time_ns = 0  # of the steps, all together
         self._counted: tuple[int, float] | None = None  # a step, and the FLOPs that torch counted in it
         self._newest: deque[tuple[int, int | None]] = deque(maxlen=_REMEMBERED)  # (number, samples)
         self._milestones: deque[_Milestone] = deque()
-        self._per_sample: float | None = None
-        self._per_step: float | None = None
+        # The step in which torch counted may not come again.
+        self._per_sample = done.flops / done.samples if done.flops and done.samples else None
+        self._per_step = done.flops / steps if done.flops is not None and steps else None
+        self._measure_anew()
 
     def configure(self, told: Mapping[str, Any]) -> None:
         """Take over the FLOPs that the script itself has told; they stand in place of those of the settings."""
         per_token, per_sample = (_flops_in(told, name) for name in (names.FLOPS_PER_TOKEN, names.FLOPS_PER_SAMPLE))
         if per_token is not None or per_sample is not None:
             self._known = FlopsKnown(per_token, per_sample, self._known.peak_per_s)
-            self._milestones.clear()
+            self._measure_anew()
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Take over an event `work` or `flops`, read with distrust; of others nothing."""
@@ -138,7 +149,14 @@ class Throughput:
             if known == number:
                 self._per_step = flops
                 self._per_sample = flops / samples if samples else None
-                self._milestones.clear()
+                self._measure_anew()
+
+    def _measure_anew(self) -> None:
+        """Forget how many FLOPs there were when; from the beginning, or from where another relay left it."""
+        self._milestones.clear()
+        flops = self._flops()
+        if self._went_on and flops is not None:
+            self._milestones.append(_Milestone(self._steps, self._time_ns, flops))
 
 
 def _flops_in(told: Mapping[str, Any], name: str) -> float | None:
