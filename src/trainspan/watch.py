@@ -18,6 +18,7 @@ class ImportWatch:
 
     def __init__(self) -> None:
         self._callbacks: dict[str, Callable[[ModuleType, int], None]] = {}
+        self._placed: dict[str, Callable[[ModuleType], None]] = {}
 
     def add(self, name: str, callback: "Callable[[ModuleType, int], None]") -> None:
         """Call `callback(module, started_ns)` once `name` is imported; at once if it is. It must not raise."""
@@ -51,16 +52,22 @@ class ImportWatch:
         exec_module = getattr(loader, "exec_module", None)
         if exec_module is None:
             return
+        # Another finder may ask all of them, this one too: what it found comes back by way of us, as it is or as what
+        # stands for it (wrapt's proxies set and show what belongs to the loader). A second layer would call itself.
+        placed = self._placed.get(spec.name)
+        if placed is not None and getattr(loader, "__dict__", {}).get("exec_module") is placed:
+            return
 
         def exec_then_call(module: "ModuleType") -> None:
             started_ns = _now_ns()
             exec_module(module)
             del loader.exec_module  # leave the loader as it was
+            self._placed.pop(spec.name, None)
             callback = self._callbacks.pop(spec.name, None)
             if callback is not None:
                 callback(module, started_ns)
 
-        loader.exec_module = exec_then_call  # on this spec's instance alone
+        loader.exec_module = self._placed[spec.name] = exec_then_call  # on this spec's instance alone
 
 
 def _now_ns() -> int:

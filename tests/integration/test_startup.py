@@ -291,3 +291,49 @@ def test_watch_for_what_is_there_calls_at_once(installation: Installation) -> No
     ran = installation.run("-c", program)
 
     assert (ran.stdout, ran.stderr) == ("True\n", "")
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before-the-watch", "behind-the-watch"])
+@pytest.mark.parametrize("found", ["spec", "spec.__class__(name, Proxy(spec.loader))", "None"])
+def test_finder_that_asks_all_finders_again_is_asked_as_ever(
+    installation: Installation, tmp_path: Path, found: str, *, first: bool
+) -> None:
+    """Hooks on imports do that (wrapt's, and with them OpenTelemetry's): what one finds, all have had a hand in."""
+    (tmp_path / "mine.py").write_text("print('executed')\n")
+    program = f"""
+import importlib.util, sys
+from trainspan.watch import ImportWatch
+
+class Proxy:
+    def __init__(self, loader):
+        object.__setattr__(self, "loader", loader)
+    def __getattribute__(self, name):
+        loader = object.__getattribute__(self, "loader")
+        if name == "exec_module":
+            return lambda module: loader.exec_module(module)
+        return getattr(loader, name)
+    def __setattr__(self, name, value):
+        setattr(object.__getattribute__(self, "loader"), name, value)
+    def __delattr__(self, name):
+        delattr(object.__getattribute__(self, "loader"), name)
+
+class Asking:
+    busy = False
+    def find_spec(self, name, path=None, target=None):
+        if self.busy or name != "mine":
+            return None
+        self.busy = True
+        spec = importlib.util.find_spec(name)
+        self.busy = False
+        return {found}
+
+watch = ImportWatch()
+sys.meta_path[:0] = [Asking(), watch] if {first} else [watch, Asking()]
+watch.add("mine", lambda module, started_ns: print("called for", module.__name__))
+import mine
+print(vars(mine.__loader__).keys() & {{"exec_module"}})
+"""
+
+    ran = installation.run("-c", program, PYTHONPATH=str(tmp_path))
+
+    assert (ran.stdout, ran.stderr) == ("executed\ncalled for mine\nset()\n", "")
