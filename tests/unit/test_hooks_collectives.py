@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup
 
 from tests.unit import process_groups
@@ -133,6 +134,38 @@ def test_no_method_that_moves_tensors_is_left_out() -> None:
 
     assert methods <= set(hook.OPERATIONS)
     assert "allreduce" in methods
+
+
+class OwnGroup(ProcessGroup):
+    """A process group in Python, of a backend in C++. Of its methods it has one; torch does not know it."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+        backend = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+        self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
+
+    def broadcast(self, tensors: list[Tensor], options: object) -> Any:
+        raise NotImplementedError(options)
+
+
+def test_a_group_in_python_has_the_methods_that_it_does_not_have_itself(
+    watched: Watched, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """C++ asks a subclass for a method in Python before it takes its own, and would find ours, which asks C++."""
+    group, tensor = OwnGroup(), torch.ones(2)
+
+    for _ in range(2):
+        group.allreduce([tensor]).wait()
+        group.allgather([[torch.empty(2)]], [tensor]).wait()
+    with pytest.raises(NotImplementedError):
+        group.broadcast([tensor], None)
+
+    assert [call[:2] for call in watched.marked() if call[0] != "wait"] == [
+        *(("all_reduce", 0), ("all_gather", 1)),
+        *(("all_reduce", 2), ("all_gather", 3)),
+    ]
+    assert watched.counted() == {("all_reduce", 8): 2, ("all_gather", 8): 2}
+    assert capsys.readouterr().err == ""
 
 
 def test_numbers_count_the_calls_of_a_group(watched: Watched) -> None:

@@ -68,6 +68,15 @@ def test_peers_follow_in_the_order_of_the_group() -> None:
     assert call.peers(5, 8) == [6, 7, 4]
 
 
+def test_groups_whose_members_are_not_known_have_no_name_in_common() -> None:
+    """Two that were made by hand are both called nothing: the calls of the one are not those of the other."""
+    call = Call(Kind("all_reduce", Group("", "unknown", ()), 4096), 9)
+
+    key, peers = call.key, call.peers(4, 8)
+
+    assert (key, peers) == (None, [])
+
+
 @pytest.mark.parametrize("op", ["send", "recv"])
 def test_messages_between_two_have_no_peers(op: str) -> None:
     """Their numbers differ on the two sides: a link by number would lead to another message."""

@@ -33,7 +33,11 @@ def _leave_alone(compiler: ModuleType) -> None:
 
 
 def codes_of(module: ModuleType) -> Iterator[CodeType]:
-    """The code of every function that is defined in `module`: of its classes, and inside other functions, too."""
+    """The code of every function that is defined in `module`: of its classes, and inside other functions, too.
+
+    And what it lists in `CODES`: those that it gives to functions.
+    """
+    yield from vars(module).get("CODES", {}).values()
     for value in list(vars(module).values()):
         if getattr(value, "__module__", None) == module.__name__:
             members = vars(value).values() if isinstance(value, type) else (value,)

@@ -8,7 +8,7 @@ A mark of COLLECTIVE holds the kind of the collective (operation, group, size) a
 no event of its own. What is called inside another phase (FSDP2 in forward and backward) or on another thread has no
 mark; it is counted. Events:
 
-    collective_group  group: its name; label: what users call it; ranks: of its members, in order
+    collective_group  group: its name; label: what users call it; ranks: of its members, in order; none: not known
     collective_kind   kind: its number; op, group, bytes: of the larger of what goes in and what comes out
     collectives       counts: for each kind that was called since the last one, [kind, calls so far]
 
@@ -19,6 +19,7 @@ import functools
 import sys
 from collections.abc import Callable
 from time import monotonic_ns
+from types import CodeType
 from typing import Any, Final
 
 import torch
@@ -162,8 +163,11 @@ class Calls:
 
     def _add_group(self, name: str, group: Any) -> None:
         described = getattr(group, "group_desc", "")
-        ranks = torch.distributed.get_process_group_ranks(group)
-        label = described if described and described != "undefined" else name
+        try:
+            ranks = torch.distributed.get_process_group_ranks(group)
+        except KeyError:
+            ranks = []  # made by hand: torch has never heard of it
+        label = described if described and described != "undefined" else name or "unknown"
         self._groups[name] = {"group": name, "label": label, "ranks": ranks[:MOST_RANKS]}
         if self._is_recording():
             self._tell("collective_group", **self._groups[name])
@@ -199,7 +203,7 @@ def _marked(call: Callable[..., Any], op: str, marker: Marker, calls: Calls, las
         try:
             return calls.operand(op, group, arguments)
         except Exception as error:
-            warn_once("collective", f"a {op} was not counted: {type(error).__name__}: {error}")
+            warn_once("collective", f"a collective was not counted: {op}: {type(error).__name__}: {error}")
             return _UNKNOWN
 
     def collective(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -218,6 +222,7 @@ def _marked(call: Callable[..., Any], op: str, marker: Marker, calls: Calls, las
         last[0], last[1] = id(work), operand
         return work
 
+    collective.__code__ = CODES[call.__name__]
     return functools.update_wrapper(collective, call, _NAMES)
 
 
@@ -248,6 +253,12 @@ def _marked_wait(call: Callable[..., Any], marker: Marker, last: list[Any]) -> C
 
 
 _NAMES: Final = ("__name__", "__doc__")
+
+[_code] = (code for code in _marked.__code__.co_consts if isinstance(code, CodeType) and code.co_name == "collective")
+CODES: Final = {name: _code.replace(co_name=name) for name in OPERATIONS}
+"""What runs in place of each method. A subclass in Python that does not have the method asks C++, which asks for a
+method in Python and finds ours; only if that bears the name of the method does C++ see that it has come from there.
+"""
 
 
 def _bytes_of(argument: Any) -> int:

@@ -21,7 +21,7 @@ _PAIRS: Final = frozenset({"send", "recv"})
 
 
 class Group(NamedTuple):
-    """A process group. `ranks`: its members in order, as far as they are told."""
+    """A process group. `ranks`: its members in order, as far as they are told; none: it is not known to others by name."""
 
     name: str
     label: str
@@ -45,7 +45,7 @@ class Call(NamedTuple):
     @property
     def key(self) -> tuple[str, str, int] | None:
         """What all that take part call it; None where they have no common name for it."""
-        if self.sequence is None or self.kind.op in _PAIRS:
+        if self.sequence is None or self.kind.op in _PAIRS or not self.kind.group.ranks:
             return None
         return self.kind.group.name, self.kind.op, self.sequence
 
