@@ -19,6 +19,9 @@ RESUMED_AT = [10, 5, 25]
 KILLED_IN = [13, 24, 29]
 
 
+TICKS_S = 2 * 0.01 * len(RESUMED_AT)
+"""The kernel tells when a process was made in ticks of 10 ms; the script reads it, and so do we, once a restart."""
+
 RANKS = (0, 1)
 
 
@@ -202,18 +205,18 @@ def test_kept_time_is_the_scripts_own(state: Path, answer: dict[str, Any]) -> No
 
 
 def test_lost_work_and_recovery_are_the_scripts_own(state: Path, answer: dict[str, Any]) -> None:
-    """Within 1 % of the total: the relay sees that a process is gone a moment after it is."""
-    one_percent_s = 0.01 * answer["total_s"]
+    """Each within 1 % of itself. For the outage, a third of a second, that is less than can be known: `TICKS_S`."""
     for ranks, said in ((RANKS, answer), ((0,), answer["by"]["rank"]["0"]), ((1,), answer["by"]["rank"]["1"])):
         script = Script(state, ranks)
 
         lost_s = total_s(map(script.lost, script.attempts[:-1]))
         outage_s = total_s(map(script.outage, script.attempts[1:]))
 
-        assert_within(said["badput_s"]["lost_work"], lost_s, one_percent_s)
-        assert_within(said["badput_s"]["restart"], outage_s, one_percent_s)
+        assert_within(said["badput_s"]["lost_work"], lost_s, 0.01 * said["badput_s"]["lost_work"])
+        assert_within(said["badput_s"]["restart"], outage_s, TICKS_S)
     job = Script(state, RANKS)
-    assert_within(answer["recovery_s"], total_s(map(job.recovery, job.attempts[1:])), one_percent_s)
+    recovery_s = total_s(map(job.recovery, job.attempts[1:]))
+    assert_within(answer["recovery_s"], recovery_s, 0.01 * answer["recovery_s"])
 
 
 def test_counters_add_up_to_the_same_run(state: Path, answer: dict[str, Any]) -> None:
