@@ -317,6 +317,8 @@ class Pipeline:
     def _bury_one(self, dying: _Dying, now_ns: int) -> None:
         try:
             self._finish(dying.follower, dying.end(self._launchers), now_ns)
+        except (RecordingRefused, OSError):
+            raise
         except Exception as error:  # noqa: BLE001 - as in `take`
             self._give_up(dying.follower.reader, error, now_ns)
             dying.follower.reader.close()
