@@ -3,6 +3,8 @@
 import errno
 import os
 import resource
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ from trainspan.recording.reader import Refusal
 from trainspan.relay.gpus import NodeGpus
 from trainspan.relay.pipeline import Pipeline
 from trainspan.relay.probes.ownership import Ownership
-from trainspan.relay.process import TRY_AGAIN_S, Relay
+from trainspan.relay.process import CLOSE_S, TRY_AGAIN_S, Relay
 from trainspan.relay.runs import LINGER_S, MOST_FINISHED, Runs
 from trainspan.relay.tail import Tail
 from trainspan.testing.clock import FakeClock
@@ -130,6 +132,27 @@ def test_what_a_run_that_is_over_has_not_delivered_waits_for_the_collector(volum
         assert before == []
         assert "training.process" in spans
         relay.close()
+
+
+def test_relay_that_stays_delivers_the_last_run_of_a_quiet_node_when_the_collector_is_back(volume: Volume) -> None:
+    """Nothing else may come for days, and nobody looks for what lies on a node's disk."""
+    with OtlpSink() as sink:
+        sink.fault = Fault.REFUSE
+        environ = {**os.environ, **sink.environ, "TRAINSPAN_DIR": str(volume.state)}
+        command = [sys.executable, "-m", "trainspan", "relay", "--stay", str(volume.recordings)]
+        relay = subprocess.Popen(command, env=environ)
+        with recorded(volume, "last") as program:
+            end_next(program)
+        assert sink.wait_for(lambda sink: sink.attempts > 0, timeout_s=PATIENCE_S)
+        time.sleep(LINGER_S + CLOSE_S + 1.5)  # more than the relay of a job takes to leave
+
+        sink.fault = Fault.NONE
+        arrived = sink.wait_for(lambda sink: "training.process" in {item.item.name for item in sink.spans()}, 60)
+
+        relay.terminate()
+        exit_code = relay.wait(PATIENCE_S)
+    assert arrived
+    assert exit_code == 0
 
 
 def test_runs_that_wait_for_a_collector_have_a_bound(volume: Volume, capfd: pytest.CaptureFixture[str]) -> None:

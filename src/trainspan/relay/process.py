@@ -86,9 +86,11 @@ class Relay:
         """Return when there is nothing left to serve.
 
         Args:
-            first_recording_s: how long it waits for the first one.
+            first_recording_s: how long it waits for the first one; `inf`: for more of them, too. What runs that are
+                over have not delivered is offered to the endpoint meanwhile.
             told: set when it is to end soon; None: nobody can tell it.
         """
+        stays = first_recording_s == math.inf
         idle_since_ns = self._clock.monotonic_ns()
         told_ns = None
         while True:
@@ -96,8 +98,10 @@ class Relay:
             now_ns = self._clock.monotonic_ns()
             if self._tail.open_recordings() or self._runs.busy():
                 idle_since_ns = now_ns
-            elif now_ns - idle_since_ns > (LINGER_S if self.recordings or told_ns else first_recording_s) * 1e9:
-                return
+            else:
+                leaves = told_ns is not None or (self.recordings > 0 and not stays)
+                if now_ns - idle_since_ns > (LINGER_S if leaves else first_recording_s) * 1e9:
+                    return
             if told is not None and told.is_set():
                 told_ns = told_ns or now_ns
                 if now_ns - told_ns > LAST_WORDS_S * 1e9:
