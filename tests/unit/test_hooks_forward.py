@@ -119,6 +119,45 @@ def test_parameters_of_another_kind_are_not_asked_for(watched: Watched) -> None:
     assert watched.tape.written() == FORWARD
 
 
+def test_modules_that_are_in_several_or_in_their_own_are_looked_at_once(watched: Watched) -> None:
+    """A head may keep the model that it belongs to; of levels that hold the one below twice, ways double with each."""
+    tree: nn.Module = nn.Identity()
+    for _ in range(64):
+        tree = nn.Sequential(tree, tree)
+    model = Nested()
+    model.uncalled = tree
+    model.inner[0].owner = model
+
+    for _ in range(STEPS_OF_A_SEARCH + 1):
+        model(torch.ones(1, 2))
+        watched.search.step_ended()
+
+    assert watched.tape.written() == FORWARD * (STEPS_OF_A_SEARCH + 1)
+
+
+def test_model_that_cannot_be_looked_at_trains_unmarked(watched: Watched, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a class does when it is asked for its modules is not known; the forward has been made by then."""
+
+    class Closed(nn.Linear):
+        """Shows its modules only until it has been called."""
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            output = super().forward(inputs)
+            del self._modules
+            return output
+
+    model = Closed(2, 1)
+
+    outputs = []
+    for _ in range(2):
+        model.__dict__["_modules"] = {}
+        outputs.append(model(torch.ones(2)))
+
+    assert [len(output) for output in outputs] == [1, 1]
+    assert watched.tape.written() == FORWARD * 2
+    assert capsys.readouterr().err.count("trainspan: ") == 1
+
+
 def test_class_is_as_ever_while_a_root_runs_and_after_the_search(watched: Watched) -> None:
     """A compiler that traces the model looks at the class, and guards on what it sees."""
     call = vars(nn.Module)["__call__"]

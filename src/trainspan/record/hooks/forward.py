@@ -26,6 +26,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from trainspan.guard import warn_once
 from trainspan.names import CUSTOM_FIRST, Phase
 from trainspan.record.hooks.root_call import SLOT, RootCall, hide_slot, moded, withdraw
 from trainspan.record.marker import Marker
@@ -186,7 +187,11 @@ class RootSearch:
             module: that is called.
             with_grad: whether it was called in a way that keeps gradients.
         """
-        own = {id(parameter) for parameter in _parameters_of(module) if parameter.requires_grad}
+        try:
+            own = {id(parameter) for parameter in _parameters_of(module) if parameter.requires_grad}
+        except Exception as error:
+            _warn_of(module, error)
+            return _VALIDATION_UNTRAINED
         trained = any(not own.isdisjoint(parameters) for parameters, _ in tuple(self._trained.values()))
         return _VALIDATION if trained or (own and with_grad) else _VALIDATION_UNTRAINED
 
@@ -278,15 +283,33 @@ def _parameters_in(optimizer: Any) -> frozenset[int]:
 
 
 def _has_parameters(module: nn.Module) -> bool:
-    return next(_parameters_of(module), None) is not None
+    try:
+        return next(_parameters_of(module), None) is not None
+    except Exception as error:
+        _warn_of(module, error)
+        return False
+
+
+def _warn_of(module: nn.Module, error: Exception) -> None:
+    kind = type(module).__name__
+    warn_once("parameters", f"the parameters of {kind} are not seen ({type(error).__name__}: {error})")
 
 
 def _parameters_of(module: nn.Module) -> Iterator[nn.Parameter]:
     # Not `module.parameters()`: a model may have one of its own, with other arguments and another answer.
-    yield from (parameter for parameter in module._parameters.values() if parameter is not None)
-    for child in module._modules.values():
-        if child is not None:
-            yield from _parameters_of(child)
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            yield parameter
+    if not module._modules:
+        return  # most of the modules that are called
+    # A module may be in several others, and even in its own.
+    left, seen = [module], {id(module)}
+    while left:
+        for child in left.pop()._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                left.append(child)
+                yield from (parameter for parameter in child._parameters.values() if parameter is not None)
 
 
 def _follow_compile(patches: Patches, compiled: Callable[..., None]) -> None:
