@@ -334,6 +334,21 @@ def test_nothing_is_sought_within_a_phase_by_another_thread_or_for_ever(watched:
     assert searches == [False] * 2 + [True] * 100 + [False] * 100
 
 
+def test_search_in_which_no_step_ends_is_bounded(watched: Watched) -> None:
+    """Under a launcher a job may evolve its weights, or only evaluate: with new models in each round, and no step."""
+    kept = nn.Linear(2, 1)
+    kept(torch.ones(2))
+    searching = []
+
+    for _ in range(1100):
+        nn.Linear(2, 1)(torch.ones(2))
+        searching.append(nn.Module._compiled_call_impl is not None)
+
+    assert searching == [True] * 998 + [False] * 102
+    assert watched.search.roots() == [kept]
+    assert len(watched.search._marked) == 1
+
+
 def test_optimizer_of_another_make_is_no_failure(watched: Watched) -> None:
     """The user's own kind may keep its parameters where it likes."""
     watched.search.made(nn.Linear(2, 1))

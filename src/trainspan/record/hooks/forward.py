@@ -41,6 +41,7 @@ _VALIDATION_UNTRAINED = UNTRAINED << OPERAND_SHIFT | _VALIDATION
 _STEPS = 2
 _SEARCHES_MAX = 8
 _ASKED_MAX = 100
+_FOUND_MAX = 1000
 # Each search changes the class a few times, and Python 3.13 stops caching what it finds in a class after 1000 changes.
 
 _is_grad_enabled = torch.is_grad_enabled
@@ -67,7 +68,8 @@ class RootSearch:
         # By the optimizer: the parameters it was made with.
         self._trained: dict[int, tuple[frozenset[int], weakref.ref[Any]]] = {}
         self._loaders: dict[int, weakref.ref[Any]] = {}
-        self._marked: list[weakref.ref[nn.Module]] = []
+        self._marked: dict[int, weakref.ref[nn.Module]] = {}
+        self._found = 0  # by the search that is under way, or was
         self._compiled: list[weakref.ref[nn.Module]] = []  # in place: their own slot hides them from the search
         self._candidates: list[RootCall] = []
         self._look = self._searching_call()
@@ -105,7 +107,8 @@ class RootSearch:
             self._loaders[number] = weakref.ref(loader, lambda _: self._loaders.pop(number, None))
 
     def begin(self) -> None:
-        """Look for roots until two steps have ended."""
+        """Look for roots until two steps have ended, or a thousand have been found where no step ends."""
+        self._found = self._found if self._searching else 0
         self._searching = True
         self._steps_left = _STEPS
         for reference in self._compiled:
@@ -176,7 +179,7 @@ class RootSearch:
 
     def _calls(self) -> list[tuple[nn.Module, RootCall]]:
         """The roots that live, with what marks their calls."""
-        modules = (reference() for reference in self._marked)
+        modules = [reference() for reference in tuple(self._marked.values())]
         slots = ((module, module.__dict__.get(SLOT)) for module in modules if module is not None)
         return [(module, call) for module, call in slots if isinstance(call, RootCall)]
 
@@ -209,13 +212,17 @@ class RootSearch:
             return
         without_grad = self._phase_without_grad(module, with_grad=with_grad)
         module.__dict__[SLOT] = RootCall(module, inner, self._marker, self._called, without_grad)
-        self._marked.append(weakref.ref(module))
+        number = id(module)
+        self._marked[number] = weakref.ref(module, lambda _: self._marked.pop(number, None))
+        self._found += 1
+        if self._found == _FOUND_MAX and self._searching:
+            self._end()
 
     def _undo(self) -> None:
         if self._searching:
             self._judge()
             self._end()
-        for reference in self._marked:
+        for reference in tuple(self._marked.values()):
             module = reference()
             call = module.__dict__.get(SLOT) if module is not None else None
             if module is not None and isinstance(call, RootCall):
