@@ -21,7 +21,7 @@ _PAIRS: Final = frozenset({"send", "recv"})
 
 
 class Group(NamedTuple):
-    """A process group. `ranks`: its members in order, as far as they are told; none: it is not known to others by name."""
+    """A process group. `ranks`: its members in order, as far as they are told; none: torch does not know it."""
 
     name: str
     label: str
