@@ -1,6 +1,7 @@
 """Waiting for data: the iterator's making, each batch, the end of an epoch, and a dataset that fails."""
 
 from collections.abc import Iterator
+from inspect import signature
 from typing import NamedTuple
 
 import pytest
@@ -94,8 +95,22 @@ def test_undoing_leaves_torch_as_it_was(watched: Watched) -> None:
     list(DataLoader(Samples()))
 
     assert watched.tape.written() == []
-    assert vars(dataloader._BaseDataLoaderIter)["__next__"].__module__ == "torch.utils.data.dataloader"
-    assert vars(DataLoader)["__iter__"].__module__ == "torch.utils.data.dataloader"
+    assert not hasattr(dataloader._BaseDataLoaderIter.__next__, "__wrapped__")
+    assert not hasattr(DataLoader.__iter__, "__wrapped__")
+
+
+@pytest.mark.usefixtures("watched")
+def test_methods_keep_name_and_signature() -> None:
+    """Documentation, mocks made by signature and error messages ask for them."""
+    methods = [DataLoader.__iter__, dataloader._BaseDataLoaderIter.__next__]
+
+    shown = [(method.__module__, method.__qualname__, list(signature(method).parameters)) for method in methods]
+
+    assert all(hasattr(method, "__wrapped__") for method in methods)
+    assert shown == [
+        ("torch.utils.data.dataloader", "DataLoader.__iter__", ["self"]),
+        ("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", ["self"]),
+    ]
 
 
 def test_what_a_batch_holds_goes_with_its_arrival(watched: Watched) -> None:

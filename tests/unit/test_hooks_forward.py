@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from inspect import signature
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -511,9 +512,20 @@ def test_undoing_leaves_no_trace(watched: Watched) -> None:
 
     assert model.__dict__ == before
     assert nn.Module._compiled_call_impl is None
-    assert vars(nn.Module)["compile"].__module__ == "torch.nn.modules.module"
+    assert not hasattr(nn.Module.compile, "__wrapped__")
     assert SLOT not in torch.jit._recursive.ignored_attributes
     assert watched.tape.written() == FORWARD
+
+
+@pytest.mark.usefixtures("watched")
+def test_compile_keeps_name_and_signature() -> None:
+    """Documentation, mocks made by signature and error messages ask for them."""
+    method = nn.Module.compile
+
+    shown = method.__module__, method.__qualname__, list(signature(method).parameters)
+
+    assert hasattr(method, "__wrapped__")
+    assert shown == ("torch.nn.modules.module", "Module.compile", ["self", "args", "kwargs"])
 
 
 def test_taken_slot_is_left_alone() -> None:

@@ -4,6 +4,7 @@ multiprocessing catches whatever the process's work raises, so `sys.excepthook` 
 to have ended well. `Process.run` is where its work is done; who overrides it without calling it is not seen.
 """
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -44,5 +45,4 @@ def install(process: type, patches: Patches, note: Callable[[BaseException], Non
                 note(cause)
             raise
 
-    run_noted.__wrapped__ = run  # type: ignore[attr-defined]  # inspect.signature shows the real one
-    patches.replace(process, "run", run_noted)
+    patches.replace(process, "run", functools.update_wrapper(run_noted, run))

@@ -5,6 +5,7 @@ is known by the optimizer's step that ended while it was captured; each replay o
 inside another phase (a compiled forward, `make_graphed_callables`) belongs to that phase. Cost: 0.8 µs a replay.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -57,8 +58,8 @@ def install(
             holders.add(self)
         return result
 
-    patches.replace(graph, "capture_begin", capture_begin)
-    patches.replace(graph, "capture_end", capture_end)
+    patches.replace(graph, "capture_begin", functools.update_wrapper(capture_begin, begin))
+    patches.replace(graph, "capture_end", functools.update_wrapper(capture_end, end))
 
 
 def _marked(
@@ -85,4 +86,4 @@ def _marked(
                 end()
         return result
 
-    return replay
+    return functools.update_wrapper(replay, call)

@@ -328,8 +328,7 @@ def _follow_compile(patches: Patches, compiled: Callable[..., None]) -> None:
         compile_module(self, *args, **kwargs)
         compiled(self, was_root=was_root)
 
-    compile_and_tell.__doc__ = compile_module.__doc__
-    patches.replace(nn.Module, "compile", compile_and_tell)
+    patches.replace(nn.Module, "compile", functools.update_wrapper(compile_and_tell, compile_module))
 
 
 def _follow_loaders(patches: Patches, search: RootSearch) -> None:

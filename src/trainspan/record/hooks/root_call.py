@@ -3,6 +3,7 @@
 Pickling, `copy.deepcopy`, `state_dict`, `torch.export`, `torch.jit` and `torch.compile` do not see it.
 """
 
+import functools
 import weakref
 from collections.abc import Callable
 from sys import _getframe, getrefcount
@@ -135,7 +136,7 @@ def _clear_slot_of_replicas(patches: Patches) -> None:
             replica.__dict__[SLOT] = None
         return replica
 
-    patches.replace(nn.Module, "_replicate_for_data_parallel", replicate_unmarked)
+    patches.replace(nn.Module, "_replicate_for_data_parallel", functools.update_wrapper(replicate_unmarked, replicate))
 
 
 def _hide_slot_from_script(patches: Patches) -> None:
