@@ -1,6 +1,6 @@
 """What a batch holds, read from its shapes."""
 
-from collections import UserDict
+from collections import UserDict, defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,6 +93,25 @@ def test_batch_of_the_same_type_and_another_form_is_learned_anew() -> None:
     found = [measured(meter, batch) for batch in batches]
 
     assert found == [6, 512 << TOKENS_SHIFT | 4, 6]
+
+
+def test_dictionary_of_its_own_kind_is_not_asked() -> None:
+    """One makes what is asked for and not there; another loads it, and counts who has asked."""
+
+    class Lazy(dict[str, Tensor]):
+        """Must be asked by nobody but the script."""
+
+        def __getitem__(self, key: str) -> Tensor:
+            raise AssertionError(key)
+
+    meter = BatchMeter()
+    made = defaultdict(list, {"text": LABELS})
+    measured(meter, defaultdict(list, {"image": IMAGES}))
+
+    found = [measured(meter, batch) for batch in (made, Lazy(image=IMAGES), Lazy(image=IMAGES))]
+
+    assert found == [6, 6, 6]
+    assert list(made) == ["text"]
 
 
 def test_batch_that_fails_is_not_measured() -> None:
