@@ -91,8 +91,7 @@ def install(
         lead.note_made(self, marker.steps())
         made(self)
 
-    make_optimizer.__wrapped__ = make  # type: ignore[attr-defined]  # inspect.signature shows the real one
-    patches.replace(Optimizer, "__init__", make_optimizer)
+    patches.replace(Optimizer, "__init__", functools.update_wrapper(make_optimizer, make))
     return stepping
 
 
