@@ -1,5 +1,8 @@
 """The one tree of errors: each says what happened, with the value seen, and what to do."""
 
+import traceback
+from pathlib import Path
+
 
 class TrainspanError(Exception):
     """Base of every error trainspan raises; none is ever raised inside a training process."""
@@ -27,3 +30,9 @@ class RunNotFound(InputError):
 
 class DeliveryError(TrainspanError):
     """Telemetry could not be handed to the OTLP endpoint."""
+
+
+def raised_by(error: Exception) -> str:
+    """What was raised and where, for who is to repair it."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"{error!r:.200} in {Path(last.filename).name}, line {last.lineno}"

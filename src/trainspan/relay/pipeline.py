@@ -1,23 +1,21 @@
 """One run on this node, from recordings to OTLP: the one place that joins the rooms of the relay."""
 
-import json
 import os
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from trainspan import settings
-from trainspan.errors import RecordingError, RecordingRefused
+from trainspan.errors import RecordingRefused, raised_by
 from trainspan.identity import Identity
 from trainspan.otel_variables import metric_interval_from, temporality_complaint
 from trainspan.recording.last_words import LastWords
 from trainspan.recording.layout import DAMAGED_SUFFIX
 from trainspan.recording.reader import RecordingReader
 from trainspan.relay.assembly import Assembly, Output
+from trainspan.relay.deaths import Dying, orderly_end
 from trainspan.relay.facts_of_run import RunLedger
 from trainspan.relay.follower import RankFollower
 from trainspan.relay.gpus import NodeGpus, is_here
@@ -34,7 +32,7 @@ from trainspan.relay.signals.metrics import (
     histogram_kind_from,
     metrics_of,
 )
-from trainspan.relay.summary_file import SummaryFile
+from trainspan.relay.summary_file import SummaryFile, read_summary, write_summary
 from trainspan.relay.tail import Sighting
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.relay.timeline.summary import Summary
@@ -49,28 +47,6 @@ before the report takes the run for silent."""
 
 WORD_OF_AGENT_NS: Final = 5_000_000_000
 """How long the end of a process waits for a launcher that lives to say how it came."""
-
-
-@dataclass(slots=True)
-class _Dying:
-    """A process that is gone; `seen_ns` is when that was noticed, `closed` what its recording says of the end."""
-
-    follower: RankFollower
-    seen_ns: int
-    closed: ProcessEnd | None = None
-
-    def end(self, launchers: Launchers) -> ProcessEnd:
-        """How it ended, as far as that is known now."""
-        if self.follower.ended_before is not None:
-            return self.follower.ended_before
-        ended, stopped = (say(self.follower.reader) for say in (launchers.ended, launchers.stopped))
-        cause = None if ended is None else ended.cause
-        if self.closed is not None:
-            left = self.closed.reason == "closed" and cause is not None
-            return self.closed._replace(reason="exited", cause=cause) if left else self.closed
-        if cause is None and stopped is not None:
-            return ProcessEnd(self.seen_ns, "stopped", stopped.cause, self.follower.alive_ns)
-        return ProcessEnd(self.seen_ns, "died", cause, self.follower.alive_ns)
 
 
 class _Shared(NamedTuple):
@@ -122,7 +98,7 @@ class Pipeline:
         self._followers: dict[Path, RankFollower] = {}
         self._launchers = Launchers(self._sampling, SpanNames.of(settings.load(environ)[0]), environ)
         self._assemblies: dict[int, Assembly] = {}
-        self._dying: list[_Dying] = []
+        self._dying: list[Dying] = []
         self._summary: Summary | None = None
         self._summary_file: SummaryFile | None = None
         self._ledger = RunLedger(folder, os.uname().nodename, self._started_unix_ns, log)
@@ -157,7 +133,7 @@ class Pipeline:
         reader = sighting.reader
         if reader.identity.role == Role.AGENT:
             self._launchers.take(sighting, now_ns)
-            self._summary = self._summary or self._read_summary(reader.identity.run)
+            self._summary = self._summary or read_summary(self._summary_path(), reader.identity.run, self._log)
             return
         follower = self._followers.get(reader.path) or self._follow(reader)
         assembly = self._assembly_of(reader.identity)
@@ -174,11 +150,11 @@ class Pipeline:
         if sighting.more:
             self._ledger.write(now_ns)  # what waits for the next turn is to stay small
         elif sighting.ended == "closed":
-            self._dying.append(_Dying(follower, now_ns, _orderly_end(follower)))
+            self._dying.append(Dying(follower, now_ns, orderly_end(follower)))
         elif sighting.ended is None:
             follower.note_alive(now_ns)
         else:
-            self._dying.append(_Dying(follower, now_ns))
+            self._dying.append(Dying(follower, now_ns))
 
     def turn(self, now_ns: int) -> None:
         """Decide, export and write what is due."""
@@ -277,7 +253,7 @@ class Pipeline:
         launchers, path = self._summary, self._summary_path()
         self._node_rank = identity.node_rank
         self._summary_file = SummaryFile(self._folder, identity.node_rank)
-        self._summary = self._read_summary(identity.run)
+        self._summary = read_summary(self._summary_path(), identity.run, self._log)
         self._summary.merge(self._summary_file.take_left_behind(identity.run))
         if launchers is not None:
             self._summary.merge(launchers)
@@ -314,7 +290,7 @@ class Pipeline:
                 self._bury_one(dying, now_ns)
         self._dying = still_waiting
 
-    def _bury_one(self, dying: _Dying, now_ns: int) -> None:
+    def _bury_one(self, dying: Dying, now_ns: int) -> None:
         try:
             self._finish(dying.follower, dying.end(self._launchers), now_ns)
         except (RecordingRefused, OSError):
@@ -458,25 +434,6 @@ class Pipeline:
                 reader.close()
         self._retired = [reader for reader in self._retired if reader.path in awaited]
 
-    def _read_summary(self, run: str) -> Summary:
-        """The summary of earlier attempts, which this one continues.
-
-        Raises:
-            RecordingRefused: there may be one, and it cannot be read now: it is not to be replaced by less.
-        """
-        path = self._summary_path()
-        try:
-            return Summary.from_text(path.read_bytes())
-        except FileNotFoundError:
-            return Summary(run)
-        except OSError as error:
-            raise RecordingRefused(f"{path} cannot be read ({error.strerror})") from error
-        except RecordingError as error:
-            aside = path.with_suffix(".damaged")
-            self._log(f"{path} cannot be continued ({error}); it is kept as {aside.name}")
-            path.replace(aside)
-            return Summary(run)
-
     def _write_summary(self) -> int | None:
         """How many bytes it has; None: the disk has not taken it."""
         if self._summary is None:
@@ -487,30 +444,15 @@ class Pipeline:
             follower.note_standing()
         for launcher in self._launchers.summaries():
             self._summary.add_launcher(launcher)
-        path = self._summary_path()
-        spare = path.with_name(f".{path.name}.new")
-        text = json.dumps(self._summary.to_json(), separators=(",", ":"))
-        try:
-            spare.write_text(text)
-            spare.chmod(0o600)
-            spare.replace(path)
-        except OSError as error:
-            self._log(f"{path} cannot be written ({error.strerror}); the report will not see the newest steps")
-            return None
-        if self._summary_file is not None:
+        size_bytes = write_summary(self._summary_path(), self._summary, self._log)
+        if self._summary_file is not None and size_bytes is not None:
             self._summary_file.remove_left_behind()
-        return len(text)
+        return size_bytes
 
     def _summary_path(self) -> Path:
         if self._summary_file is None:
             return self._folder / f"summary.launcher-{os.uname().nodename}.json"
         return self._summary_file.path
-
-
-def raised_by(error: Exception) -> str:
-    """What was raised and where, for who is to repair it."""
-    *_, last = traceback.extract_tb(error.__traceback__)
-    return f"{error!r:.200} in {Path(last.filename).name}, line {last.lineno}"
 
 
 def summary_interval_ns(size_bytes: int) -> int:
@@ -520,11 +462,3 @@ def summary_interval_ns(size_bytes: int) -> int:
 
 def _writing_ns(size_bytes: int) -> int:
     return size_bytes * 1_000_000_000 // SUMMARY_BYTES_PER_S
-
-
-def _orderly_end(follower: RankFollower) -> ProcessEnd:
-    closed_ns = follower.reader.closed_ns() or follower.timeline.last_mark_ns or follower.reader.process_start_ns
-    if follower.exception is None:
-        return ProcessEnd(closed_ns, "closed")
-    kind = follower.exception.get("type")
-    return ProcessEnd(closed_ns, "exception", kind if isinstance(kind, str) else None, follower.exception["ts"])

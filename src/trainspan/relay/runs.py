@@ -15,8 +15,8 @@ from collections.abc import Callable, Set
 from functools import partial
 from typing import Final
 
-from trainspan.errors import RecordingRefused
-from trainspan.relay.pipeline import Pipeline, raised_by
+from trainspan.errors import RecordingRefused, raised_by
+from trainspan.relay.pipeline import Pipeline
 from trainspan.relay.tail import Sighting
 
 LINGER_S: Final = 0.5

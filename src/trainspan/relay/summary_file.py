@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -56,11 +57,11 @@ class SummaryFile:
             if claimed is None:
                 continue
             try:
-                found.merge(Summary.from_json(json.loads(path.read_bytes())))
+                found.merge(Summary.from_text(path.read_bytes()))
                 self._left_behind[path] = claimed
             except FileNotFoundError:
                 _remove(path, claimed)  # another relay was faster; only the lock's file is there again
-            except (OSError, ValueError, RecordingError):
+            except (OSError, RecordingError):
                 claimed.release()  # it stays for the report, which says what is wrong with it
         return found
 
@@ -80,6 +81,39 @@ class SummaryFile:
                 _lock_of(self.path).unlink(missing_ok=True)
             self._claim.release()
             self._claim = None
+
+
+def read_summary(path: Path, run: str, log: Callable[[str], None]) -> Summary:
+    """The summary at `path`, to be continued; an empty one if there is none, or one that is set aside as damaged.
+
+    Raises:
+        RecordingRefused: there may be one, and it cannot be read now: it is not to be replaced by less.
+    """
+    try:
+        return Summary.from_text(path.read_bytes())
+    except FileNotFoundError:
+        return Summary(run)
+    except OSError as error:
+        raise RecordingRefused(f"{path} cannot be read ({error.strerror})") from error
+    except RecordingError as error:
+        aside = path.with_suffix(".damaged")
+        log(f"{path} cannot be continued ({error}); it is kept as {aside.name}")
+        path.replace(aside)
+        return Summary(run)
+
+
+def write_summary(path: Path, summary: Summary, log: Callable[[str], None]) -> int | None:
+    """Put a summary in the place of the one before it: how many bytes it has; None: the disk has not taken it."""
+    spare = path.with_name(f".{path.name}.new")
+    text = json.dumps(summary.to_json(), separators=(",", ":"))
+    try:
+        spare.write_text(text)
+        spare.chmod(0o600)
+        spare.replace(path)
+    except OSError as error:
+        log(f"{path} cannot be written ({error.strerror}); the report will not see the newest steps")
+        return None
+    return len(text)
 
 
 def _claim(path: Path, *, unlocked: bool) -> Claim | None:
