@@ -329,8 +329,9 @@ VARIABLES = (
         "TRAINSPAN_COUNT_FLOPS",
         "0",
         "use 1 or 0",
-        "Have torch count the FLOPs of one step, the third, which then takes a multiple of its time. "
-        "Where something is compiled nothing is counted.",
+        "Have torch count the FLOPs of the model in one step, the third, which then takes a multiple of its time: "
+        "those of the forward of modules and of the backward, without what activation checkpointing computes once more "
+        "and without validation. Where something is compiled nothing is counted.",
         _boolean,
     ),
     Variable(

@@ -2,11 +2,12 @@
 
 import re
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.recorded import Pair, in_good_order, phases_of, run_both
+from tests.integration.recorded import Pair, in_good_order, phases_of, run_both, start
 
 STEP = ["forward", "backward", "optimizer"]
 UNSEEN = ["backward", "optimizer"]
@@ -94,3 +95,22 @@ def test_inductor_compiles_the_same(tmp_path_factory: pytest.TempPathFactory) ->
     assert pair.differences("pid", "threads") == [{}]
     assert pair.recorded.stderr == pair.alone.stderr  # torch itself warns of some versions of Python
     assert [phases_of(step) for step in pair.recording_of("inductor").steps] == [STEP] * 6
+
+
+@pytest.mark.parametrize(("scenario", "counted"), [("late", [8576]), ("whole_step", []), ("fullgraph", [])])
+def test_flops_are_counted_before_anything_is_compiled(scenario: str, counted: list[int], tmp_path: Path) -> None:
+    """The layers of 8 by 16, 16 by 16 and 16 by 1, for 4 rows, in the step before the first compiled one; or nothing.
+
+    The compiler finds no counter: it would not compile, and raise where the user has asked for a whole graph.
+    """
+    runs = [
+        start("compiled.py", scenario),
+        start("compiled.py", scenario, state=tmp_path, TRAINSPAN_COUNT_FLOPS="1"),
+    ]
+
+    pair = Pair(*(run.ended() for run in runs))
+
+    events = [event for event in pair.recording_of(scenario).events if event["event"] == "flops"]
+    assert (pair.recorded.exit_code, pair.recorded.stderr.count("Traceback")) == (0, 0)
+    assert [event["flops"] for event in events] == counted
+    assert set(pair.differences("pid")[0]) <= ({"breaks"} if scenario in COMPILED_OPTIMIZER else set())

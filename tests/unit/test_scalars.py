@@ -1,7 +1,6 @@
 """What is logged gets into the event log, at its pace, and nothing waits for a device."""
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from trainspan.record.course import TOLD, Course
 from trainspan.record.device_copies import Device, cuda
-from trainspan.record.flop_count import STEP, FlopCount
 from trainspan.record.pace import Pace
 from trainspan.record.scalars import MOST_NAMES, ScalarLog
 from trainspan.record.work import WorkCount
@@ -433,48 +431,6 @@ def test_work_that_is_no_number_is_refused(samples: Any) -> None:
 
     assert refused == ["samples"]
     assert told == [{"samples": None, "tokens": 3}]
-
-
-def test_flops_of_one_step_are_counted() -> None:
-    """Forward and backward of a layer of 8 by 4, for 2 samples: 2 x 2 x 8 x 4, and twice that but for the input."""
-    told: list[dict[str, Any]] = []
-    numbers = iter([*range(1, STEP + 1), STEP + 1, STEP + 1])
-    count = FlopCount(lambda _, **fields: told.append(fields), lambda: next(numbers), lambda: False)
-    layer = torch.nn.Linear(8, 4)
-
-    for _ in range(STEP + 4):
-        layer(torch.randn(2, 8)).sum().backward()
-        count.step_ended()
-
-    assert told == [{"step": STEP, "flops": 2 * (2 * 2 * 8 * 4)}]
-
-
-def test_flops_are_counted_once_and_nothing_stays_behind() -> None:
-    """A mode that stays would slow every step after it."""
-    told: list[str] = []
-    count = FlopCount(lambda event, **fields: told.append(f"{event} {fields}"), lambda: STEP, lambda: False)
-    before = _modes()
-
-    count.step_ended()
-    during = _modes()
-    count.step_ended()
-
-    assert (before, during, _modes(), len(told)) == (0, 1, 0, 1)
-
-
-def test_flops_of_compiled_code_are_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    """Under the counter it runs uncompiled, or raises where the user has asked for a whole graph."""
-    told: list[str] = []
-    count = FlopCount(lambda event, **fields: told.append(f"{event} {fields}"), lambda: STEP, lambda: True)
-
-    count.step_ended()
-    count.step_ended()
-
-    assert (_modes(), told) == (0, [])
-    assert "TRAINSPAN_FLOPS_PER_TOKEN" in capsys.readouterr().err
-
-
-_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
 def test_a_capture_on_another_thread_counts() -> None:

@@ -55,10 +55,10 @@ def place_hooks(recorder: Recorder) -> Patches:
     A hook that does not fit warns once and is left out.
     """
     patches = Patches()
+    _install_hook("FLOPs", partial(frameworks.count_flops, recorder))
     for name, place in _PLACES.items():
         _install_hook(name, partial(_place, place, name, recorder, patches))
     _install_hook("torch.monitor", partial(_place_monitor, recorder, patches))
-    _install_hook("FLOPs", partial(frameworks.count_flops, recorder))
     frameworks.watch_frameworks(recorder, patches)
     launched.install(sys.modules["multiprocessing.process"].BaseProcess, patches, recorder.note_fatal)
     untraced.install(watch)

@@ -34,10 +34,13 @@ BRIDGES = {
 
 
 def count_flops(recorder: Recorder) -> None:
-    """Have torch count the FLOPs of one step, if that is wished."""
+    """Have torch count the FLOPs of one step, if that is wished; hooks that are placed later are looked into."""
     if recorder.settings.count_flops:
         flops = import_module("trainspan.record.flop_count")
-        recorder.step_ends.append(flops.FlopCount(recorder.event, recorder.marker.steps).step_ended)
+        count = flops.FlopCount(recorder.marker, recorder.event)
+        recorder.marker = recorder.marker._replace(around=count.around)
+        recorder.on_begin(count.begin)
+        recorder.step_ends.append(count.step_ended)
 
 
 def watch_frameworks(recorder: Recorder, patches: Patches) -> None:
