@@ -99,6 +99,30 @@ def test_nothing_is_told_of_steps_that_compile_nothing(watched: Watched) -> None
     assert len(watched.told) == 2
 
 
+def test_compilations_that_are_not_kept_are_counted(watched: Watched, capsys: pytest.CaptureFixture[str]) -> None:
+    """Dynamo keeps 64, and a large model has more in its first step."""
+    kept, many = 64, 100
+    torch.compile(double, backend="eager")(torch.ones(2))
+    watched.compilations.step_ended()
+
+    for number in range(many):
+        torch.compile(function_of(number), backend="eager")(torch.ones(2))
+    watched.compilations.step_ended()
+    torch.compile(function_of(many), backend="eager")(torch.ones(2))
+    watched.compilations.step_ended()
+
+    assert watched.counts() == {"compilations": 1 + many + 1, "recompilations": 0, "graph_breaks": 0}
+    assert len(watched.spans()) == 1 + kept + 1
+    assert f"{many - kept} compilations" in capsys.readouterr().err
+
+
+def function_of(number: int) -> Any:
+    """One more function to compile, with code of its own."""
+    scope: dict[str, Any] = {}
+    exec(f"def function_{number}(inputs): return inputs * {number}", scope)  # noqa: S102 - its own text
+    return scope[f"function_{number}"]
+
+
 def test_counts_go_on_when_the_compiler_forgets(watched: Watched) -> None:
     """`torch._dynamo.reset` and a cleared counter are no graph breaks taken back."""
     from torch._dynamo import utils

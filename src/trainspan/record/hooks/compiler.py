@@ -3,8 +3,12 @@
 Dynamo keeps the newest of them, with times and reasons, whoever asks; nothing is called back, nothing is registered,
 and what is compiled is not touched. Each is a span `training.compile`; the event `compiled` has `compilations`,
 `recompilations` and `graph_breaks` so far. Cost: 0.1 µs a step without one.
+
+It keeps 64. Of more in one step the oldest are gone: Dynamo's own number of each frame's compilations tells how many.
+They are in `compilations`, but have no span, and it is not known which of them were recompilations.
 """
 
+import sys
 from collections.abc import Callable
 from time import monotonic_ns, time_ns
 from types import ModuleType
@@ -15,6 +19,7 @@ from trainspan.guard import warn_once
 from trainspan.record.spans import SpanTeller
 
 METRICS_MODULE: Final = "torch._dynamo.utils"
+_FRAMES_MODULE: Final = "torch._dynamo.convert_frame"
 _REASON_CHARACTERS: Final = 512
 
 
@@ -39,6 +44,7 @@ class Compilations:
         self._counter: Any = None
         self._package: ModuleType | None = None
         self._newest: Any = None
+        self._begun = 0  # compilations, as Dynamo itself counts them
 
     def follow(self, package: ModuleType) -> None:
         """Read `torch._dynamo.utils` from now on; somebody has imported it."""
@@ -63,6 +69,7 @@ class Compilations:
             if noted is self._newest:
                 break
             fresh.append(noted)
+        self._count_lost(fresh, is_gap=len(fresh) == kept.maxlen)
         self._newest = kept[-1]
         since_boot_ns = monotonic_ns() - time_ns()
         for noted in reversed(fresh):
@@ -78,6 +85,24 @@ class Compilations:
             recompilations=self._recompilations,
             graph_breaks=self._graph_breaks,
         )
+
+    def _count_lost(self, fresh: list[Any], *, is_gap: bool) -> None:
+        """Take over what Dynamo has begun to compile since the last time and does not keep any more.
+
+        Args:
+            fresh: what it keeps since then. A backward is no frame: it is not among those that are counted.
+            is_gap: whether there may have been more.
+        """
+        frames = getattr(sys.modules.get(_FRAMES_MODULE), "FRAME_COMPILE_COUNTER", None)
+        if frames is None:
+            return
+        begun, seen = sum(frames.values()), self._begun
+        self._begun = begun
+        since = begun - seen if begun >= seen else begun  # `torch._dynamo.reset` begins anew
+        lost = since - sum(getattr(noted, "is_forward", True) is not False for noted in fresh)
+        if is_gap and lost > 0:
+            self.count += lost
+            warn_once("compilations.lost", f"{lost} compilations of one step are counted, but have no span")
 
     def _take(self, noted: Any, since_boot_ns: int) -> None:
         start_ns, end_ns = _times_of(noted)
