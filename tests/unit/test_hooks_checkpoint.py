@@ -90,6 +90,26 @@ def test_asynchronous_save_tells_staging_and_upload_apart(watched: Watched, tmp_
     assert len({event["file"] for event in watched.events}) == 1
 
 
+@pytest.mark.skipif(
+    not hasattr(dcp, "save_state_dict"), reason="this torch has them no more; would have shown that they are marked"
+)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_older_names_are_checkpoints_too(watched: Watched, tmp_path: Path) -> None:
+    """Deprecated, and in scripts: without a mark, no step is known from which a restart goes on."""
+    weights = {"w": torch.zeros(4)}
+
+    dcp.save_state_dict({"w": torch.ones(4)}, dcp.FileSystemWriter(tmp_path / "step-1"), no_dist=True)
+    dcp.load_state_dict(weights, storage_reader=dcp.FileSystemReader(tmp_path / "step-1"), no_dist=True)
+
+    assert torch.equal(weights["w"], torch.ones(4))
+    assert watched.tape.written() == SAVE + LOAD
+    assert watched.said("kind", "ok", "blocking", "staging") == [
+        ("save", True, True, False),
+        ("load", True, True, False),
+    ]
+    assert len({event["file"] for event in watched.events}) == 1
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_upload_is_of_the_step_that_was_staged(watched: Watched, tmp_path: Path) -> None:
     """Training goes on meanwhile: by the step it has come to, work would be credited that is in no checkpoint."""

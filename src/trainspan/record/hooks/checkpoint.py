@@ -53,12 +53,19 @@ def install_safetensors(package: ModuleType, marker: Marker, patches: Patches, n
 
 
 def install_distributed(package: ModuleType, marker: Marker, patches: Patches, notes: Notes) -> None:
-    """Mark `save`, `load` and the blocking part of `async_save` of torch.distributed.checkpoint."""
+    """Mark `save`, `load` and the blocking part of `async_save` of torch.distributed.checkpoint.
+
+    `save_state_dict` and `load_state_dict`, their older names, are marked where torch still has them.
+    """
     for name, kind, submodule in (
         ("save", "save", "state_dict_saver"),
         ("load", "load", "state_dict_loader"),
         ("async_save", "save", "state_dict_saver"),
+        ("save_state_dict", "save", "state_dict_saver"),
+        ("load_state_dict", "load", "state_dict_loader"),
     ):
+        if name.endswith("_state_dict") and name not in vars(package):
+            continue
         # The thread behind `async_save` calls `save` by the name in its module: that call says when it succeeded.
         staging = name == "async_save"
         marked = mark_calls(vars(package)[name], kind, _checkpoint_of, marker, notes, staging=staging)
@@ -133,5 +140,6 @@ def _file_of(place: int, name: str, args: Any, kwargs: Any) -> Any:
 def _checkpoint_of(args: Any, kwargs: Any) -> Any:
     """Where a distributed checkpoint lies."""
     given = kwargs.get("checkpoint_id")
-    storage = kwargs.get("storage_writer") or kwargs.get("storage_reader")
+    # The older functions take the storage as their second argument; the newer ones take no second one by place.
+    storage = kwargs.get("storage_writer") or kwargs.get("storage_reader") or (args[1] if len(args) > 1 else None)
     return given if given is not None else getattr(storage, "path", None)
