@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.data.training.evidence import report, run_one
+from tests.data.training.evidence import leave_group, report, run_one
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
     report("ddp", model, rank=dist.get_rank())
-    dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ def main() -> None:
         model(torch.randn(4, 16)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    dist.destroy_process_group()  # else gloo's threads may end the process with SIGABRT as Python goes down
+    time.sleep(0.2)  # threads of gloo let go of what they reduced last with the GIL, which who waits for them holds
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.data.training.evidence import report, run_one
+from tests.data.training.evidence import leave_group, report, run_one
 
 STEPS = int(sys.argv[1]) if sys.argv[1:] else 8
 
@@ -56,7 +56,7 @@ def main() -> None:
     validate(model, 2)
     dist.barrier()
     report("inside", model, rank=dist.get_rank(), mean=mean)
-    dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

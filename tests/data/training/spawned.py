@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.data.training.evidence import report, run_each
+from tests.data.training.evidence import leave_group, report, run_each
 
 RANKS = 2
 STEPS = 6
@@ -63,7 +63,7 @@ def demo(rank: int, port: str, scenario: str) -> None:
     torch.set_num_threads(1)
     setup(rank, port)
     train(rank, scenario)
-    dist.destroy_process_group()
+    leave_group()
 
 
 def early(rank: int, port: str, scenario: str) -> None:
@@ -78,7 +78,7 @@ def early(rank: int, port: str, scenario: str) -> None:
         replica(torch.randn(4, 8)).square().mean().backward()
         optimizer.step()
     report(scenario, model, rank=rank)
-    dist.destroy_process_group()
+    leave_group()
 
 
 def alone(number: int, scenario: str) -> None:
@@ -153,7 +153,7 @@ def of_accelerate(*_: Any) -> None:
         accelerator.backward(model(inputs).square().mean())
         optimizer.step()
     report(os.environ["SCENARIO"], model, rank=accelerator.process_index)
-    dist.destroy_process_group()
+    leave_group()
 
 
 def notebook_launcher() -> None:
@@ -200,7 +200,7 @@ def ranked() -> None:
     """What that starts: its rank is in its environment."""
     dist.init_process_group("gloo")
     train(dist.get_rank(), os.environ["SCENARIO"])
-    dist.destroy_process_group()
+    leave_group()
 
 
 def arguments() -> None:
@@ -216,7 +216,7 @@ def argued() -> None:
     rank = int(os.environ["RANK_ARGUMENT"])
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{os.environ['PORT']}", world_size=RANKS, rank=rank)
     train(rank, "arguments")
-    dist.destroy_process_group()
+    leave_group()
 
 
 SCENARIOS: Mapping[str, Callable[[], None]] = {

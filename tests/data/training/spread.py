@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from tests.data.training.evidence import report, run_one
+from tests.data.training.evidence import leave_group, report, run_one
 
 try:
     from torch.distributed.fsdp import fully_shard
@@ -76,4 +76,4 @@ def pipeline() -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     run_one({"fsdp1": fsdp1, "fsdp2": fsdp2, "pipeline": pipeline}[sys.argv[1]])
-    dist.destroy_process_group()
+    leave_group()
