@@ -76,7 +76,11 @@ class Training:
 
     def ended(self) -> Run:
         """Wait for its end."""
-        stdout, stderr = self._process.communicate(timeout=PATIENCE_S)
+        try:
+            stdout, stderr = self._process.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
         lines = [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]
         recordings = recordings_below(self._state) if self._state else []
         return Run(self._process.returncode, lines, stderr, recordings)

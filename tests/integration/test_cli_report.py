@@ -112,5 +112,5 @@ def test_torn_summary_is_one_line_and_exit_code_2(state: Path, capsys: pytest.Ca
 
     said = capsys.readouterr().err
     assert code == 2
-    assert said.startswith(f"trainspan report: {folder}/summary.json is not JSON")
+    assert said.startswith(f"trainspan report: {folder}/summary.json: it is not JSON")
     assert said.count("\n") == 1
