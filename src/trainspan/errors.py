@@ -1,7 +1,6 @@
 """The one tree of errors: each says what happened, with the value seen, and what to do."""
 
 import traceback
-from pathlib import Path
 
 
 class TrainspanError(Exception):
@@ -35,4 +34,4 @@ class DeliveryError(TrainspanError):
 def raised_by(error: Exception) -> str:
     """What was raised and where, for who is to repair it."""
     *_, last = traceback.extract_tb(error.__traceback__)
-    return f"{error!r:.200} in {Path(last.filename).name}, line {last.lineno}"
+    return f"{error!r:.200} in {last.filename.rpartition('/')[2]}, line {last.lineno}"
