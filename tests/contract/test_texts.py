@@ -128,9 +128,9 @@ def test_no_shipped_file_names_a_machine() -> None:
     assert found == {}
 
 
-@pytest.mark.parametrize("place", ["/work/", "/root/", "/home/"])
-def test_machine_path_is_found(place: str) -> None:
+@pytest.mark.parametrize("folder", ["work", "root", "home"])
+def test_machine_path_is_found(folder: str) -> None:
     """A pattern that matches nothing would pass for ever."""
-    lines = machine_paths(f"first line\nread {place}main/facts\n")
+    lines = machine_paths(f"first line\nread /{folder}/main/facts\n")
 
-    assert lines == [f"read {place}main/facts"]
+    assert lines == [f"read /{folder}/main/facts"]
