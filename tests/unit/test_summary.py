@@ -11,7 +11,7 @@ from trainspan.clock import Anchor
 from trainspan.errors import RecordingError
 from trainspan.identity import trace_id_of
 from trainspan.names import Phase
-from trainspan.relay.pipeline import summary_interval_ns
+from trainspan.relay.summary_file import summary_interval_ns
 from trainspan.relay.timeline.launcher_summary import LauncherSummary
 from trainspan.relay.timeline.rank_summary import SLOWEST, Ending, RankSummary, TellingOfMetrics
 from trainspan.relay.timeline.records import ProcessEnd, phase_times_of

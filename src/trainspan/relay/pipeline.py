@@ -2,10 +2,9 @@
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from trainspan import settings
 from trainspan.errors import RecordingRefused, raised_by
@@ -20,40 +19,18 @@ from trainspan.relay.facts_of_run import RunLedger
 from trainspan.relay.follower import RankFollower
 from trainspan.relay.gpus import NodeGpus, is_here
 from trainspan.relay.launchers import Launchers
+from trainspan.relay.node_metrics import NodeMetrics, Speaker
 from trainspan.relay.otlp.outlet import Outlet
-from trainspan.relay.otlp.resource import node_resource
-from trainspan.relay.signals.aggregates import StepAggregates
-from trainspan.relay.signals.beginnings import Beginnings
-from trainspan.relay.signals.metrics import (
-    Health,
-    NodeReading,
-    SharedReading,
-    has_own_histograms,
-    histogram_kind_from,
-    metrics_of,
-)
-from trainspan.relay.summary_file import SummaryFile, read_summary, write_summary
+from trainspan.relay.signals.metrics import has_own_histograms, histogram_kind_from, metrics_of
+from trainspan.relay.summary_file import SummaryFile, read_summary, summary_interval_ns, write_summary, writing_ns
 from trainspan.relay.tail import Sighting
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
 from trainspan.relay.timeline.summary import Summary
 from trainspan.role import Role
 from trainspan.sampling import SpanNames, sampling_from
 
-SUMMARY_INTERVAL_NS: Final = 5_000_000_000
-SUMMARY_BYTES_PER_S: Final = 100_000
-SUMMARY_SLOWEST_NS: Final = 45_000_000_000
-"""A summary holds every process of the node, of all attempts: one that has grown large is written less often, but
-before the report takes the run for silent."""
-
 WORD_OF_AGENT_NS: Final = 5_000_000_000
 """How long the end of a process waits for a launcher that lives to say how it came."""
-
-
-class _Shared(NamedTuple):
-    """What the ranks of one attempt share, and since when."""
-
-    aggregates: StepAggregates
-    start_unix_ns: int
 
 
 class Pipeline:
@@ -75,7 +52,7 @@ class Pipeline:
         self._node_rank: int | None = None
         self._outlet: Outlet | None = None
         self._sampling, problems = sampling_from(environ)
-        self._histogram, more = histogram_kind_from(environ)
+        histogram, more = histogram_kind_from(environ)
         interval_ms, of_interval = metric_interval_from(environ)
         for problem in (*problems, *more, *of_interval):
             log(str(problem))
@@ -87,10 +64,8 @@ class Pipeline:
         # A thread of the rank is gone before anybody can know how the rank ended.
         launch = values.launch_id if values.relay == "process" else None
         self._last_words = LastWords(Path(settings.state_dir(values, environ)), launch)
-        self._shared: dict[int, _Shared] = {}
-        self._health = Health()
         self._started_unix_ns = time.time_ns()
-        self._beginnings = Beginnings()
+        self._node_metrics = NodeMetrics(environ, histogram, self._started_unix_ns)
         self._metric_interval_ns = interval_ms * 1_000_000
         self._next_metrics_ns: int | None = None
         self._next_summary_ns = 0
@@ -139,7 +114,7 @@ class Pipeline:
         assembly = self._assembly_of(reader.identity)
         lost_before = follower.summary.marks_lost
         steps = follower.read(sighting)
-        self._count(sighting, follower.summary.marks_lost - lost_before, now_ns)
+        self._node_metrics.count(sighting, follower.summary.marks_lost - lost_before, now_ns)
         self._ledger.take(follower, steps, sighting.events, now_ns, more=sighting.more)
         follower.resume(self._ledger.history)
         phase_times_ns = follower.count(steps)
@@ -171,7 +146,7 @@ class Pipeline:
         if metrics_due:
             self._next_metrics_ns = now_ns + self._metric_interval_ns
             # Together, so that another relay knows what has been told; unless it is too large for that.
-            summary_due |= self._metric_interval_ns >= _writing_ns(self._summary_bytes)
+            summary_due |= self._metric_interval_ns >= writing_ns(self._summary_bytes)
         if metrics_due or (summary_due and self._retired):
             self._put_metrics(now_ns)  # of hundreds of processes that end in a row, once
         if summary_due:
@@ -233,7 +208,7 @@ class Pipeline:
         if self._outlet is None:
             self._outlet = self._open_outlet()
         own = has_own_histograms(reader.identity.world_size)
-        aggregates = StepAggregates(self._histogram) if own else self._shared_in(reader.identity.attempt)
+        aggregates = self._node_metrics.aggregates_of(reader.identity)
         known = None if self._summary is None else self._summary.known(reader.path.stem, reader.identity)
         began = self._started_unix_ns
         follower = RankFollower(reader, self._environ, aggregates, own=own, known=known, taken_unix_ns=began)
@@ -242,11 +217,6 @@ class Pipeline:
         if self._summary is not None:
             self._summary.ranks[follower.summary.recording] = follower.summary
         return follower
-
-    def _shared_in(self, attempt: int) -> StepAggregates:
-        if attempt not in self._shared:
-            self._shared[attempt] = _Shared(StepAggregates(self._histogram), time.time_ns())
-        return self._shared[attempt].aggregates
 
     def _name_node(self, identity: Identity) -> None:
         """The first rank has come: what was written until now of launchers alone goes on under the node's name."""
@@ -269,13 +239,6 @@ class Pipeline:
             span_names = SpanNames.of(settings.load(self._environ)[0])
             self._assemblies[identity.attempt] = Assembly(identity, self._sampling, span_names)
         return self._assemblies[identity.attempt]
-
-    def _count(self, sighting: Sighting, lost: int, now_ns: int) -> None:
-        health = self._health
-        health.marks += len(sighting.marks) // 2
-        health.marks_lost += lost
-        if sighting.marks:
-            health.lag_s = max(0, now_ns - sighting.marks[0]) / 1e9
 
     def _bury(self, now_ns: int, wait_ns: int = WORD_OF_AGENT_NS) -> None:
         """Finish the processes that are gone, once who started them has said how they ended or had time to."""
@@ -329,7 +292,7 @@ class Pipeline:
         self._retired.append(follower.reader)
 
     def _put(self, output: Output) -> None:
-        self._health.spans_dropped += output.cut
+        self._node_metrics.health.spans_dropped += output.cut
         self._ledger.wait(output.waits)
         if self._outlet is None:
             return
@@ -358,37 +321,30 @@ class Pipeline:
         speaker = next(reversed(self._followers.values()), None) or self._launchers.newest
         if speaker is None or self._outlet is None:
             return
-        identity = speaker.source.identity
-        self._refresh_health(self._outlet)
-        node_rank, beside = self._node_rank, self._rank_beside()
-        resource = node_resource(
-            identity.run, identity.attempt, node_rank, identity.host, self._environ, rank_beside=beside
-        )
+        # What is counted of a recording that was given up stays: a counter never falls.
+        followers = [*self._followers.values(), *(one for one in self._given_up.values() if one is not None)]
+        self._node_metrics.look_at(followers, len(self._given_up), self._outlet.health())
         # One relay speaks of the job.
         leads = any(follower.source.identity.rank == 0 for follower in self._followers.values())
-        restarts = history.restarts(self._launchers.reasons()) if leads else {}
-        launched = self._launchers.time_s(), self._launchers.metrics()
-        gpus = self._gpus.readings
+        speaks = Speaker(speaker.source.identity, self._node_rank, self._rank_beside())
         time_ns = time.time_ns()
-        readings = [r._replace(start_unix_ns=self._beginnings.of(r.start_unix_ns, time_ns)) for r in readings]
-        started_ns = self._beginnings.of(self._started_unix_ns, time_ns)
-        node = NodeReading(resource, started_ns, self._health, restarts, gpus, *launched)
-        shared = self._read_shared(identity, beside, time_ns)
-        self._outlet.put_metrics(metrics_of(readings, node, time_ns, self._denied, shared))
+        node = self._node_metrics.node(speaks, time_ns)._replace(
+            restarts=history.restarts(self._launchers.reasons()) if leads else {},
+            gpus=self._gpus.readings,
+            launch_s=self._launchers.time_s(),
+            launch_metrics=self._launchers.metrics(),
+        )
+        shared = self._node_metrics.shared(speaks, time_ns, self._over_attempts(speaks.identity.attempt))
+        ranks = self._node_metrics.ranks(readings, time_ns)
+        self._outlet.put_metrics(metrics_of(ranks, node, time_ns, self._denied, shared))
 
-    def _read_shared(self, speaker: Identity, beside: int | None, time_ns: int) -> list[SharedReading]:
-        """What the ranks of each attempt share; of one that is over for the last time."""
-        readings = []
-        for attempt, shared in list(self._shared.items()):
-            resource = node_resource(
-                speaker.run, attempt, self._node_rank, speaker.host, self._environ, rank_beside=beside
-            )
-            start_ns = self._beginnings.of(shared.start_unix_ns, time_ns)
-            readings.append(SharedReading(resource, start_ns, shared.aggregates))
-            followers = self._assemblies[attempt].followers
-            if attempt != speaker.attempt and all(follower.end is not None for follower in followers):
-                del self._shared[attempt]
-        return readings
+    def _over_attempts(self, newest: int) -> list[int]:
+        """Attempts before the newest of which no process goes on."""
+        return [
+            attempt
+            for attempt, assembly in self._assemblies.items()
+            if attempt != newest and all(follower.end is not None for follower in assembly.followers)
+        ]
 
     def _rank_beside(self) -> int | None:
         """A rank by which a relay beside the node's can be told from it; None for the node's."""
@@ -402,25 +358,6 @@ class Pipeline:
         for follower in self._followers.values():
             if follower.summary.recording in charges:
                 follower.charge_energy(charges[follower.summary.recording])
-
-    def _refresh_health(self, outlet: Outlet) -> None:
-        health = self._health
-        # What is counted of a recording that was given up stays: a counter never falls.
-        followers = [*self._followers.values(), *(one for one in self._given_up.values() if one is not None)]
-        health.recording_errors = sum(follower.reader.errors for follower in followers) + len(self._given_up)
-        health.recording_errors += sum(follower.timeline.invalid for follower in followers)
-        health.events_dropped = sum(follower.reader.events_dropped() for follower in followers)
-        misuse: Counter[str] = Counter()
-        for follower in followers:
-            misuse.update(follower.said.misuse)
-        health.misuse = dict(misuse)
-        health.cpu_s = time.process_time()
-        outlets = outlet.health()
-        health.exports = {signal: state.delivered for signal, state in outlets.items()}
-        health.export_failures = {signal: state.failures for signal, state in outlets.items()}
-        health.export_rejected = {signal: state.rejected for signal, state in outlets.items()}
-        health.spool_bytes = {signal: state.pending_bytes for signal, state in outlets.items()}
-        health.spool_dropped = {signal: state.dropped for signal, state in outlets.items()}
 
     def _remove_retired(self) -> None:
         """Delete the recordings that have ended: what they held is in the journals and the summary by now.
@@ -453,12 +390,3 @@ class Pipeline:
         if self._summary_file is None:
             return self._folder / f"summary.launcher-{os.uname().nodename}.json"
         return self._summary_file.path
-
-
-def summary_interval_ns(size_bytes: int) -> int:
-    """After how long a summary of that size is written again."""
-    return min(max(_writing_ns(size_bytes), SUMMARY_INTERVAL_NS), SUMMARY_SLOWEST_NS)
-
-
-def _writing_ns(size_bytes: int) -> int:
-    return size_bytes * 1_000_000_000 // SUMMARY_BYTES_PER_S

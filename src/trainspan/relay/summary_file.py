@@ -21,6 +21,12 @@ from trainspan.errors import RecordingError, RecordingRefused
 from trainspan.relay.otlp.claims import Claim, claim_file, host_in_names
 from trainspan.relay.timeline.summary import Summary
 
+SUMMARY_INTERVAL_NS: Final = 5_000_000_000
+SUMMARY_BYTES_PER_S: Final = 100_000
+SUMMARY_SLOWEST_NS: Final = 45_000_000_000
+"""A summary holds every process of the node, of all attempts: one that has grown large is written less often, but
+before the report takes the run for silent."""
+
 _OWN_NAME: Final = "summary.{host}-{pid}.json"
 
 
@@ -131,3 +137,13 @@ def _remove(path: Path, claimed: Claim) -> None:
         with contextlib.suppress(OSError):
             one.unlink()
     claimed.release()
+
+
+def summary_interval_ns(size_bytes: int) -> int:
+    """After how long a summary of that size is written again."""
+    return min(max(writing_ns(size_bytes), SUMMARY_INTERVAL_NS), SUMMARY_SLOWEST_NS)
+
+
+def writing_ns(size_bytes: int) -> int:
+    """How long the writing of a summary of that size is to be spread over."""
+    return size_bytes * 1_000_000_000 // SUMMARY_BYTES_PER_S
