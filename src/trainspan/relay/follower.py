@@ -20,6 +20,7 @@ from trainspan.relay.tail import Sighting
 from trainspan.relay.tally import Tally
 from trainspan.relay.timeline.checkpoints import Checkpoint, checkpoint_of
 from trainspan.relay.timeline.collectives import Call, Collectives
+from trainspan.relay.timeline.compilations import Compilations
 from trainspan.relay.timeline.counters import ALLOCATOR, COMPILED, REDUCER, counts_of
 from trainspan.relay.timeline.energy import Charge
 from trainspan.relay.timeline.progress import Position, Progress
@@ -31,7 +32,7 @@ from trainspan.relay.timeline.stalls import Stalls, Standing
 from trainspan.relay.timeline.steps import RankTimeline
 from trainspan.relay.timeline.throughput import FlopsKnown, Throughput
 from trainspan.relay.timeline.told import Told, Value, attributes_of, texts_of, times_of, told_of
-from trainspan.relay.timeline.validation import loop_of
+from trainspan.relay.timeline.validation import Validations
 from trainspan.relay.timeline.waits import Stay, Wait
 from trainspan.sampling import sampling_from
 from trainspan.settings import load
@@ -39,7 +40,6 @@ from trainspan.settings import load
 MOST_EARLY: Final = 4096
 """What is kept of the time before the first step; a program may name phases and never make a step."""
 
-_EVALUATIONS: Final = (names.SPAN_VALIDATION, names.SPAN_TESTING)
 _SETTLED_NS: Final = 5_000_000_000
 _J_PER_KWH: Final = 3.6e6
 _CHECKPOINT_STATES: Final = {"save": "checkpoint_save", "load": "checkpoint_load"}
@@ -125,8 +125,8 @@ class RankFollower:
         self._collectives = Collectives()
         self._compiled: Mapping[str, int] = {}
         self._reducer: Mapping[str, int] = {}
-        self._evaluations: list[Told] = []  # those the script has told of, until their step has come
-        self._compiling: list[tuple[int, int]] = []  # monotonic, in order of what was told
+        self._validations = Validations()
+        self._compilations = Compilations()
         self.uses: ToldDevice | None = None
         self.energy_j: dict[AnyPhase, float] = {}
         self._carbon_g_per_kwh = load(environ)[0].carbon_g_per_kwh
@@ -170,7 +170,7 @@ class RankFollower:
             self._charge_early(self.timeline.last_mark_ns)
         phase_times_ns = [phase_times_of(step) for step in steps]
         for step, times_ns in zip(steps, phase_times_ns, strict=True):
-            compiling_ns = self._compiling_in(step) if self._compiling else 0
+            compiling_ns = self._compilations.time_in(step)
             if step.end_ns > self._counted_until_ns:
                 self.account.charge(step, times_ns, compiling_ns)
             self._tally.step(step, times_ns, self.stays_of(step))
@@ -355,10 +355,8 @@ class RankFollower:
         if told is None:
             return
         self.told.append(told)
-        if told.name in _EVALUATIONS:
-            self._evaluations.append(told)
-        if told.state == "compile":
-            self._compiling.append((told.start_ns, told.end_ns))
+        self._validations.take(told)
+        self._compilations.take(told)
         if told.state is not None and not self.timeline.started:
             self._early.append((told.start_ns, told.end_ns, told.state))
 
@@ -382,26 +380,9 @@ class RankFollower:
             self.told.append(Told(names.SPAN_INIT_FIRST_STEP, *times_ns, True, {names.STEP: step.number}, None))
 
     def _tell_validation(self, step: RankStep) -> None:
-        loop = loop_of(step)
-        if loop is not None and not self._is_said(step):
-            attributes = {names.VALIDATION_ITERATIONS: loop.iterations}
-            self.told.append(Told(names.SPAN_VALIDATION, loop.start_ns, loop.end_ns, True, attributes, None))
-
-    def _is_said(self, step: RankStep) -> bool:
-        """Whether the script has told of an evaluation in `step` itself; what it told of earlier ones is forgotten."""
-        said = [told for told in self._evaluations if told.end_ns > step.start_ns]
-        self._evaluations = [told for told in said if told.end_ns > step.end_ns]
-        return any(told.start_ns < step.end_ns for told in said)
-
-    def _compiling_in(self, step: RankStep) -> int:
-        """Ns of `step` that the compiler took; what it took before its end is forgotten."""
-        until_ns, time_ns = step.start_ns, 0
-        for start_ns, end_ns in sorted(self._compiling):
-            reach_ns = min(end_ns, step.end_ns)
-            time_ns += max(reach_ns - max(start_ns, until_ns), 0)
-            until_ns = max(reach_ns, until_ns)
-        self._compiling = [stretch for stretch in self._compiling if stretch[1] > step.end_ns]
-        return time_ns
+        validation = self._validations.of(step)
+        if validation is not None:
+            self.told.append(validation)
 
     def _charge_early(self, until_ns: int | None) -> None:
         """Charge what was told of the time before the first step, now that it has started, or none will."""
