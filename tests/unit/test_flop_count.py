@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C import DispatchKey
+from torch._ops import HigherOrderOperator
 from torch.utils.checkpoint import checkpoint
 
 from trainspan.record.flop_count import STEP, FlopCount
@@ -91,6 +93,38 @@ def test_a_validation_is_not_counted(make_training: Callable[..., Training], in_
         training.step(training.layer)
 
     assert training.told == [{"step": STEP, "flops": 2 * FORWARD}]
+
+
+class Doubled(HigherOrderOperator):
+    """An operator of higher order, as an extension brings them, that runs uncompiled."""
+
+    def __init__(self) -> None:
+        super().__init__("trainspan_test_doubled")
+        self.py_impl(DispatchKey.CPU)(lambda tensor: tensor * 2)
+        self.py_impl(DispatchKey.AutogradCPU)(self._with_gradients)
+
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        return super().__call__(tensor)
+
+    def _with_gradients(self, tensor: torch.Tensor) -> torch.Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            without = self(tensor)
+        return tensor + without
+
+
+def test_operator_of_higher_order_is_called_as_without_the_count(
+    make_training: Callable[..., Training], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under a mode that it does not know torch before 2.11 raises; torch's table has no such operator."""
+    doubled, training, calls = Doubled(), make_training(), HigherOrderOperator.__call__
+    training.layer.register_forward_hook(lambda _module, _args, output: doubled(output))
+
+    for _ in range(STEP + 2):
+        training.step(training.layer)
+
+    assert (training.told, _modes()) == ([], 0)
+    assert HigherOrderOperator.__call__ is calls
+    assert "trainspan_test_doubled" in capsys.readouterr().err
 
 
 def test_nothing_is_there_between_forward_and_backward(make_training: Callable[..., Training]) -> None:

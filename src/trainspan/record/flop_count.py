@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any, Final
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -44,6 +45,9 @@ _CREATE_GRAPH: Final = 3  # its place among the arguments of torch's `_engine_ru
 _ENTRANCES: Final = ("_maybe_set_eval_frame", "set_eval_frame")
 """What every compiled function calls, with its compiler, before anything else of it runs; the first since torch 2.5."""
 _COMPILED: Final = "something is compiled"
+_TAKES_HIGHER_ORDER: Final = hasattr(TorchDispatchMode, "supports_higher_order_operators")
+"""Whether a mode can be handed operators of higher order, since torch 2.11. Before that, one that is called under a
+mode that torch itself does not know raises."""
 
 _PLAIN: Final = torch.Tensor.__torch_dispatch__
 _is_grad_enabled = torch.is_grad_enabled
@@ -77,7 +81,7 @@ class FlopCount:
         self._active = False
         self._over = False
         self._compiler: ModuleType | None = None
-        self._entrances: dict[str, Callable[..., Any]] = {}
+        self._entrances: dict[tuple[Any, str], Callable[..., Any]] = {}
         os.register_at_fork(after_in_child=self._leave)
         watch.add(COMPILER, lambda module, _: self._follow(module))
 
@@ -140,8 +144,8 @@ class FlopCount:
 
     def _leave(self) -> None:
         if self._active:
-            for name, original in self._entrances.items():
-                setattr(self._compiler, name, original)
+            for (owner, name), original in self._entrances.items():
+                setattr(owner, name, original)
             self._entrances.clear()
             _take_out(self._counts)
 
@@ -159,12 +163,26 @@ class FlopCount:
             self._watch_entrances()
 
     def _watch_entrances(self) -> None:
-        """Leave as soon as a compiled function is called: under a mode it runs uncompiled, or raises."""
+        """Leave as soon as what runs uncompiled under a mode, or raises, is called."""
         for name in _ENTRANCES if self._compiler is not None else ():
             original = getattr(self._compiler, name, None)
             if original is not None:
-                self._entrances[name] = original
-                setattr(self._compiler, name, functools.partial(self._compiler_comes, original))
+                self._replace(self._compiler, name, functools.partial(self._compiler_comes, original))
+        if not _TAKES_HIGHER_ORDER:
+            self._replace(HigherOrderOperator, "__call__", self._in_place_of(HigherOrderOperator.__call__))
+
+    def _replace(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+        if (owner, name) not in self._entrances:
+            self._entrances[owner, name] = getattr(owner, name)
+            setattr(owner, name, replacement)
+
+    def _in_place_of(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def leave_and_call(operator: HigherOrderOperator, /, *args: Any, **kwargs: Any) -> Any:
+            if self._marker.mine():
+                self._give_up(_unknown(operator))
+            return call(operator, *args, **kwargs)
+
+        return leave_and_call
 
     def _compiler_comes(self, original: Callable[[Any], Any], callback: Any) -> Any:
         # None and False: the function is one that is not to be compiled.
@@ -182,7 +200,7 @@ class _Counts(TorchDispatchMode):
         in_backward: whether a backward is under way.
     """
 
-    supports_higher_order_operators = True  # without it, torch raises where one is called
+    supports_higher_order_operators = True
 
     def __init__(self, give_up: Callable[[str], None]):
         super().__init__()
@@ -218,8 +236,12 @@ class _Counts(TorchDispatchMode):
         takes = flop_registry.get(getattr(func, "_overloadpacket", func))
         if takes is not None:
             self.flops.append(int(takes(*args, **kwargs, out_val=result)))
-        elif isinstance(func, torch._ops.HigherOrderOperator):
-            self._give_up(f"torch does not know what {func} takes")
+        elif isinstance(func, HigherOrderOperator):
+            self._give_up(_unknown(func))
+
+
+def _unknown(operator: HigherOrderOperator) -> str:
+    return f"torch does not know what {operator} takes"
 
 
 def _is_trained() -> bool:
