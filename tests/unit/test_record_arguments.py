@@ -3,7 +3,7 @@
 import math
 from collections import UserDict
 from decimal import Decimal
-from enum import Enum
+from enum import Enum, IntEnum
 from fractions import Fraction
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -29,8 +29,14 @@ class Name(str, Enum):
     FORWARD = "forward"
 
 
+class Stage(IntEnum):
+    """As many scripts number theirs."""
+
+    SECOND = 2
+
+
 ELSEWHERE = torch.empty(1, device="meta")
-READERS = ("text", "number", "amount", "whole", "flag", "tag", "mapping", "path")
+READERS = ("text", "plain", "number", "amount", "whole", "flag", "tag", "mapping", "path")
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -82,6 +88,23 @@ def test_amount_is_finite_and_never_negative(given: Any, amount: float | None) -
     assert arguments.amount_of(given) == amount
 
 
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        *(("a", "a"), (True, True), (3, 3), (0.5, 0.5), (Name.FORWARD, "forward"), (Stage.SECOND, 2)),
+        *((numpy.float64(0.5), 0.5), (numpy.float32(0.5), 0.5), (numpy.int64(3), 3), (numpy.bool_(True), True)),
+        *((numpy.str_("a"), "a"), (numpy.longdouble(0.5), None), (numpy.datetime64(1, "ns"), None), (None, None)),
+        *((numpy.zeros(1), None), (torch.zeros(()), None), (ELSEWHERE, None), (1j, None), (b"a", None), ([], None)),
+    ],
+    ids=repr,
+)
+def test_plain_value_is_one_of_python(given: Any, plain: object) -> None:
+    """What a framework hands on is often a number of numpy's; a tensor's would have to be waited for."""
+    found = arguments.plain_of(given)
+
+    assert (found, type(found)) == (plain, type(plain))
+
+
 def test_text_of_a_subclass_is_its_plain_text() -> None:
     """A member of an enumeration is a name as good as any."""
     found = arguments.text_of(Name.FORWARD)
@@ -89,7 +112,9 @@ def test_text_of_a_subclass_is_its_plain_text() -> None:
     assert (found, type(found)) == ("forward", str)
 
 
-@pytest.mark.parametrize(("given", "tag"), [("8b", "8b"), (1234, "1234"), (Name.FORWARD, "forward"), ([], None)])
+@pytest.mark.parametrize(
+    ("given", "tag"), [("8b", "8b"), (1234, "1234"), (numpy.int64(7), "7"), (Name.FORWARD, "forward"), ([], None)]
+)
 def test_tag_can_be_a_number(given: Any, tag: str | None) -> None:
     """The number of a job is what many have at hand."""
     assert arguments.tag_of(given) == tag

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 _LARGEST: Final = 1 << 62
 _FUNCTIONS: Final = (FunctionType, BuiltinFunctionType, MethodType)
-_SCALARS: Final = (bool, int, float)
+_PLAIN: Final = (str, bool, int, float)
+_OF_NUMPY: Final = ("bool_", "integer", "floating")
 
 
 def text_of(given: object) -> str | None:
@@ -20,6 +21,22 @@ def text_of(given: object) -> str | None:
     if type(given) is str:
         return given
     return str.__str__(given) if issubclass(type(given), str) else None  # of a subclass: Python's own text
+
+
+def plain_of(given: Any) -> str | bool | int | float | None:
+    """A text, truth value or number as Python's own, also of an enumeration or of numpy's; of a tensor none."""
+    kind = type(given)
+    if kind in _PLAIN:
+        plain: str | bool | int | float = given
+        return plain
+    for own, converted in ((str, str.__str__), (int, int.__int__), (float, float.__float__)):
+        if issubclass(kind, own):
+            return converted(given)
+    numpy = sys.modules.get("numpy")  # a script without numpy has none of its numbers
+    if numpy is not None and issubclass(kind, tuple(getattr(numpy, name, ()) for name in _OF_NUMPY)):
+        one = given.item()
+        return one if type(one) in _PLAIN else None  # there are longer ones than Python's
+    return None
 
 
 def number_of(given: Any) -> float | None:
@@ -58,7 +75,8 @@ def flag_of(given: object) -> bool | None:
 
 def tag_of(given: object) -> str | None:
     """A tag: a text, or the number of a job."""
-    return str(given) if type(given) in _SCALARS else text_of(given)
+    plain = plain_of(given)
+    return None if plain is None else str(plain)
 
 
 def mapping_of(given: Any) -> dict[Any, Any] | None:

@@ -1,13 +1,13 @@
 """What the script gives us as attributes: what the wire can carry is kept, the rest is counted.
 
-A value is a text, a number or a truth value of Python's own. Nothing else is turned into a text: to show a tensor waits
-for its device and tells what is in it.
+A value is a text, a number or a truth value. Nothing else is turned into a text: to show a tensor waits for its device
+and tells what is in it.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from trainspan.record.arguments import text_of
+from trainspan.record.arguments import plain_of, text_of
 
 Value = str | bool | int | float
 
@@ -28,9 +28,10 @@ def values_of(given: Mapping[Any, Any], refused: Callable[[str], None]) -> dict[
         name = text_of(key)
         if value is None:
             continue
-        fits = len(values) < MOST and not _is_long(value)
-        if name and len(name) <= NAME_CHARACTERS and fits and type(value) in (str, bool, int, float):
-            values[name] = value[:VALUE_CHARACTERS] if type(value) is str else value
+        plain = plain_of(value)
+        fits = len(values) < MOST and not _is_long(plain)
+        if name and len(name) <= NAME_CHARACTERS and plain is not None and fits:
+            values[name] = plain[:VALUE_CHARACTERS] if isinstance(plain, str) else plain
         else:
             # To show what is no text may wait for a device, or fail.
             refused(name[:NAME_CHARACTERS] if name is not None else type(key).__name__)
