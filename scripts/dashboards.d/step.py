@@ -183,6 +183,13 @@ STEP = Dashboard(
             (Query('training.run.id="$run" training.sampled.reason="slow"'),),
         ),
         Panel(
+            "Steps with a straggler",
+            "traces",
+            "Steps with a trace because one rank held the others of its node up, whether or not they were slow; it is "
+            "the one that waits least.",
+            (Query('training.run.id="$run" training.sampled.reason="straggler"'),),
+        ),
+        Panel(
             "All sampled steps",
             "traces",
             "Steps with a trace, for whatever reason; a usual one to compare a slow one with.",

@@ -73,9 +73,11 @@ def real_runs(
     inside_run: runs.Run,
     framework_run: runs.Run,
     stalled_run: runs.Run,
+    straggling_run: runs.Run,
 ) -> list[runs.Run]:
     """All of them, each over by then, and none with an error of its own."""
-    found = [ddp_run, demo_run, gpu_run, spoken_run, paced_run, inside_run, framework_run, stalled_run]
+    found = [ddp_run, demo_run, gpu_run, spoken_run, paced_run, inside_run]
+    found += [framework_run, stalled_run, straggling_run]
     assert [run.ended.stderr for run in found if run.ended.exit_code != 0] == []
     return found
 
@@ -114,6 +116,14 @@ def stalled_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -
     state = tmp_path_factory.mktemp("stalled-run")
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http, "TRAINSPAN_STALL_S": "1"}
     return runs.run("paced.py", "5", "0.15", str(state / "model.pt"), "5", state=state, environ=environ)
+
+
+@pytest.fixture(scope="session")
+def straggling_run(stack: stacks.Stack, tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
+    """Two ranks of which one makes every step half as long again, into the shared stack."""
+    state = tmp_path_factory.mktemp("straggling-run")
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp_http}
+    return runs.run("straggling_ddp.py", "40", "0.1", state=state, environ=environ, ranks=2)
 
 
 @pytest.fixture(scope="session")

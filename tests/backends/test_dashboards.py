@@ -22,7 +22,7 @@ NOT_IN_THE_DEMO = {
     *("Step of the run", "Epoch", "Checkpoint", "Saving and loading checkpoints", "Samples and tokens a second"),
     *("FLOP/s", "MFU by rank", "What is logged", "What is counted", "Calls and values that were not taken"),
     *("In collectives, by rank", "Waiting in collectives", "Bytes in collectives", "Compilation and skipped steps"),
-    *("Slow steps", "Ranks that stand still"),
+    *("Slow steps", "Steps with a straggler", "Ranks that stand still"),
 }
 
 
