@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.gpu_machines import Host, S, value_of
 from trainspan import names
 from trainspan.relay.probes.nvml import NvmlProbe
+from trainspan.relay.probes.probe import Reading
 from trainspan.testing import fake_nvml
 from trainspan.testing.fake_nvml import ERRORS, FakeNvml
 
@@ -71,13 +72,29 @@ def test_eight_gpus_are_read() -> None:
         ("hw.status", "ok"): 1,
         ("hw.status", "degraded"): 0,
         ("hw.status", "failed"): 0,
-        ("hw.gpu.io", "pcie", "transmit"): 210_000_000,
-        ("hw.gpu.io", "pcie", "receive"): 340_000_000,
         ("hw.gpu.io", "nvlink", "transmit"): 1_700_000_000 * 1024,
         ("hw.gpu.io", "nvlink", "receive"): 1_700_000_000 * 1024,
     }
     assert {(s.metric.name, *s.attributes.values()): s.value for s in reading.samples} == expected
     assert host.said == []
+
+
+def test_nvlink_of_blackwell_has_counters_of_its_own() -> None:
+    """Its driver knows those before it no more."""
+    host = Host("b200x2")
+
+    host.look(0)
+
+    assert [_io(reading, "nvlink") for reading in host.look(10).values()] == [[3_100_000_000_000] * 2] * 2
+
+
+def test_pcie_is_told_where_its_counter_does_not_begin_anew_between_two_readings() -> None:
+    """One of 32 bits does so many times a minute, and what is seen to rise of it then is anything."""
+    host = Host("b200x2")
+
+    host.look(0)
+
+    assert [_io(reading, "pcie") for reading in host.look(10).values()] == [[], [2_100_000_000, 3_400_000_000]]
 
 
 def test_nothing_expensive_is_called() -> None:
@@ -336,3 +353,9 @@ def test_no_error_of_any_call_at_any_time_gets_out(machine: str, errors: list[in
             assert all(sample.value >= 0 for sample in reading.samples)
             assert len({(s.metric, *s.attributes.items()) for s in reading.samples}) == len(reading.samples)
     assert host.now_ns == 200 * S
+
+
+def _io(reading: Reading, link: str) -> list[float]:
+    """Bytes sent and received over it."""
+    found = {s.attributes["network.io.direction"]: s.value for s in reading.samples if link in s.attributes.values()}
+    return [found[direction] for direction in ("transmit", "receive") if found]

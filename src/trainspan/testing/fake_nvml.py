@@ -54,6 +54,8 @@ CONSTANTS: Final = {
     "NVML_FI_DEV_PCIE_COUNT_RX_BYTES": 198,
     "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX": 138,
     "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX": 139,
+    "NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES": 202,
+    "NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES": 204,
     "nvmlEventTypeXidCriticalError": 8,
     "nvmlClocksEventReasonSwPowerCap": 0x04,
     "nvmlClocksEventReasonHwSlowdown": 0x08,

@@ -6,7 +6,7 @@ from typing import Any, Final
 from trainspan.testing.fake_nvml import ERRORS
 
 _ALL_LINKS: Final = 0xFFFFFFFF
-_FIELDS: Final = (82, 197, 198, (138, _ALL_LINKS), (139, _ALL_LINKS))
+_FIELDS: Final = (82, 197, 198, *((number, _ALL_LINKS) for number in (138, 139, 202, 204)))
 _STRUCTS: Final = {
     "nvmlDeviceGetUtilizationRates": ("gpu", "memory"),
     "nvmlDeviceGetMemoryInfo": ("total", "free", "used"),

@@ -6,7 +6,8 @@ A value in a recording is one of
     [[0, 61], [5, 63]]                    61 for five seconds, then 63; each counts its own time from there
     {"error": "GPU_IS_LOST"}              no answer, but the error of that name
     {"from": 4e9, "per_s": 640000, "every_s": 0.1}
-                                          a counter that rises at that rate and is refreshed ten times a second
+                                          a counter that rises at that rate and is refreshed ten times a second;
+                                          with "bits": 32 it begins anew when that many are full
 """
 
 from typing import Any
@@ -30,7 +31,8 @@ def at(value: Any, seconds: float) -> Any:
     if isinstance(value, dict) and "per_s" in value:
         every_s = value.get("every_s", 0.1)
         # A little more than nothing: 0.3 s are three refreshes, whatever binary fractions make of it.
-        return int(value.get("from", 0) + value["per_s"] * every_s * int(seconds / every_s + 1e-6))
+        count = int(value.get("from", 0) + value["per_s"] * every_s * int(seconds / every_s + 1e-6))
+        return count % (1 << value["bits"]) if "bits" in value else count
     return value
 
 

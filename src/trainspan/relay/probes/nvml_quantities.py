@@ -16,6 +16,11 @@ from trainspan import names
 from trainspan.relay.probes.probe import Rising, Sample
 
 _ALL_LINKS: Final = 0xFFFFFFFF  # the scope that stands for the sum over every NVLink
+_SINCE_BLACKWELL: Final = ("NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES", "NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES")
+"""NVLink's counters from its fifth generation on; an older pynvml does not know them."""
+_SHORT: Final = 1 << 32
+"""A counter of PCIe below this may have 32 bits, which are full after 70 ms at full speed: read once a minute, it tells
+nothing then. One above it has more."""
 _VALUE_FIELDS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Members of a field's value, by NVML_VALUE_TYPE_*."""
 
@@ -137,21 +142,28 @@ def _uncorrected(asked: Asked) -> Iterator[Sample]:
 
 def _fields(asked: Asked) -> Iterator[Sample]:
     nvml = asked.nvml
-    wanted = (
+    wanted = [
         nvml.NVML_FI_DEV_MEMORY_TEMP,
         nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
         nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES,
         (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS),
         (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS),
-    )
-    values = [_value_of(field) for field in nvml.nvmlDeviceGetFieldValues(asked.handle, list(wanted))]
-    if values[0]:  # a device without the sensor says 0
-        yield Sample(names.HW_TEMPERATURE, values[0], {names.HW_SENSOR_LOCATION: "memory"})
-    ways = (("pcie", "transmit", 1), ("pcie", "receive", 1), ("nvlink", "transmit", 1024), ("nvlink", "receive", 1024))
-    for (link, direction, unit_bytes), count in zip(ways, values[1:], strict=True):
-        if count is not None:
-            risen = asked.risen(count, "io", link, direction) * unit_bytes
-            yield Sample(names.HW_GPU_IO, risen, {names.HW_GPU_LINK: link, names.IO_DIRECTION: direction})
+        *((getattr(nvml, name), _ALL_LINKS) for name in _SINCE_BLACKWELL if hasattr(nvml, name)),
+    ]
+    temperature, *counts = [_value_of(field) for field in nvml.nvmlDeviceGetFieldValues(asked.handle, wanted)]
+    if temperature:  # a device without the sensor says 0
+        yield Sample(names.HW_TEMPERATURE, temperature, {names.HW_SENSOR_LOCATION: "memory"})
+    for place, direction in enumerate(("transmit", "receive")):
+        pcie, nvlink_kib, *since_blackwell = counts[place::2]
+        nvlink = next((count for count in since_blackwell if count is not None), _bytes_in(nvlink_kib))
+        for link, count in (("pcie", pcie if (pcie or 0) >= _SHORT else None), ("nvlink", nvlink)):
+            if count is not None:
+                risen = asked.risen(count, "io", link, direction)
+                yield Sample(names.HW_GPU_IO, risen, {names.HW_GPU_LINK: link, names.IO_DIRECTION: direction})
+
+
+def _bytes_in(kib: float | None) -> float | None:
+    return None if kib is None else kib * 1024
 
 
 def _value_of(field: Any) -> float | None:
