@@ -1,6 +1,7 @@
 """What a batch holds, read from its shapes."""
 
 from collections import UserDict, defaultdict
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,26 @@ from trainspan.recording.layout import SAMPLES_MAX, TOKENS_SHIFT
 IDS = torch.zeros(4, 128, dtype=torch.int64)
 IMAGES = torch.zeros(6, 3, 8, 8)
 LABELS = torch.zeros(6, dtype=torch.int64)
+
+
+@dataclass
+class Tokens:
+    """A batch as research code has it."""
+
+    source: str
+    input_ids: Tensor
+
+    @property
+    def mask(self) -> Tensor:
+        """Made when it is asked for."""
+        raise AssertionError
+
+
+@dataclass(frozen=True)
+class Images:
+    """A batch of several views."""
+
+    views: dict[str, Tensor]
 
 
 def iterator_asking_for(samples: int | None) -> Any:
@@ -46,6 +67,8 @@ def measured(meter: BatchMeter, batch: Any, asked_for: int | None = None) -> int
         ({"input_ids": IDS, "labels": IDS}, 4, 512),
         ({"labels": LABELS[:4], "attention_mask": IDS, "input_ids": IDS}, 4, 512),
         (UserDict({"input_ids": IDS}), 4, 512),
+        (Tokens("a source", IDS), 4, 512),
+        (Images({"first": IMAGES, "second": IMAGES}), 6, 0),
         (({"input": IDS}, IDS), 4, 512),
         ({"input": IMAGES}, 6, 0),
         ([[IMAGES, IMAGES], LABELS], 6, 0),

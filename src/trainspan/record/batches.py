@@ -1,13 +1,15 @@
 """What a batch holds: how many samples, and how many tokens where the batch says which tensor they are.
 
 Where that stands is found once for a type of batch, then read: the leading size of a tensor, and of `input_ids` (or
-`tokens`, or torchtitan's `input`) the number of its elements, padding included. No content is looked at.
+`tokens`, or torchtitan's `input`) the number of its elements, padding included. Tensors are looked for in dictionaries,
+lists, tuples and dataclasses. No content is looked at.
 
 Cost: 0.3 µs a batch of tensors, 0.5 µs where it is read from a mapping.
 """
 
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any, Final
 
 import torch
@@ -25,7 +27,8 @@ OPERAND_MAX: Final = TOKENS_MAX << TOKENS_SHIFT | SAMPLES_MAX
 
 _DEEPEST: Final = 3
 _MOST_TENSORS: Final = 32
-_PLAIN: Final = frozenset({dict, list, tuple})
+_CONTAINERS: Final = (dict, list, tuple)
+_PLAIN: Final = frozenset(_CONTAINERS)
 _INTEGERS: Final = (torch.int64, torch.int32, torch.int16, torch.uint8)
 Measure = Callable[[Any], int]
 _Path = tuple[Any, ...]
@@ -93,7 +96,7 @@ def _tensors_in(batch: Any, path: _Path = ()) -> Iterator[tuple[_Path, torch.Ten
         return
     if len(path) == _DEEPEST:
         return
-    held = batch.data if isinstance(batch, UserDict) else batch
+    held = _held(batch)
     if isinstance(held, dict):
         parts = list(dict.items(held))
     elif isinstance(batch, list | tuple):
@@ -104,9 +107,17 @@ def _tensors_in(batch: Any, path: _Path = ()) -> Iterator[tuple[_Path, torch.Ten
         yield from _tensors_in(part, (*path, key))
 
 
+def _held(batch: Any) -> Any:
+    if isinstance(batch, _CONTAINERS):
+        return batch
+    if isinstance(batch, UserDict):
+        return batch.data
+    return getattr(batch, "__dict__", batch) if is_dataclass(type(batch)) else batch
+
+
 def _part(whole: Any, key: Any) -> Any:
     """What is there, without asking a dictionary of the user's own kind: it may make or load what it is asked for."""
-    held = whole.data if isinstance(whole, UserDict) else whole
+    held = _held(whole)
     return dict.get(held, key) if isinstance(held, dict) else held[key]
 
 
