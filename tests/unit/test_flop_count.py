@@ -65,6 +65,7 @@ def test_forward_and_backward_of_the_third_step_are_counted(make_training: Calla
     assert training.told == [{"step": STEP, "flops": 2 * FORWARD}]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.cpu.amp:FutureWarning")  # the checkpoint of torch 2.4, of itself
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_what_is_computed_once_more_is_not_counted(make_training: Callable[..., Training], reentrant: bool) -> None:
     """MFU is of the model's FLOPs; with those of activation checkpointing it would be HFU."""

@@ -77,9 +77,11 @@ def test_making_the_model_is_one_span(watched: Watched) -> None:
 
 def test_small_modules_are_not_told(watched: Watched) -> None:
     """A loss or a metric is no model."""
-    nn.ReLU()
+    watched.lifecycle.model.note(0, hook.LEAST_MODEL_NS - 1)
+    small = watched.spans()
+    watched.lifecycle.model.note(0, hook.LEAST_MODEL_NS)
 
-    assert watched.spans() == {}
+    assert (small, set(watched.spans())) == ({}, {"training.init.model"})
 
 
 def test_optimizer_is_told_and_all_that_came_before_it(watched: Watched) -> None:
