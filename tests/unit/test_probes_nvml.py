@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.gpu_machines import Host, S, value_of
 from trainspan import names
 from trainspan.relay.probes.nvml import NvmlProbe
+from trainspan.relay.probes.nvml_quantities import FIELDS
 from trainspan.relay.probes.probe import Reading
 from trainspan.testing import fake_nvml
 from trainspan.testing.fake_nvml import ERRORS, FakeNvml
@@ -28,6 +29,11 @@ def test_fake_is_like_the_module() -> None:
     assert taken == {name: list(inspect.signature(getattr(pynvml, name)).parameters) for name in taken}
     assert isinstance(fake_nvml.NVMLError(15), fake_nvml.FakeNvml.NVMLError)
     assert type(fake_nvml.NVMLError(15)).__name__ == type(pynvml.NVMLError(15)).__name__
+
+
+def test_fields_are_asked_for_by_the_numbers_of_the_module() -> None:
+    """The fake has no names for them: a cluster pins nvidia-ml-py 12.535, which lacks four of these seven."""
+    assert {name: getattr(pynvml, name) for name in FIELDS} == FIELDS
 
 
 def test_eight_gpus_are_read() -> None:

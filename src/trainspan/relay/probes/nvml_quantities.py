@@ -16,8 +16,17 @@ from trainspan import names
 from trainspan.relay.probes.probe import Rising, Sample
 
 _ALL_LINKS: Final = 0xFFFFFFFF  # the scope that stands for the sum over every NVLink
-_SINCE_BLACKWELL: Final = ("NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES", "NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES")
-"""NVLink's counters from its fifth generation on; an older pynvml does not know them."""
+FIELDS: Final = {
+    "NVML_FI_DEV_MEMORY_TEMP": 82,
+    "NVML_FI_DEV_PCIE_COUNT_TX_BYTES": 197,
+    "NVML_FI_DEV_PCIE_COUNT_RX_BYTES": 198,
+    "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX": 138,
+    "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX": 139,
+    "NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES": 202,
+    "NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES": 204,
+}
+"""Fields that are asked for, by number: nvidia-ml-py before 12.555 has no name for PCIe's, before 12.560 none for those
+of NVLink's fifth generation, which their drivers know or refuse one by one."""
 _SHORT: Final = 1 << 32
 """A counter of PCIe below this may have 32 bits, which are full after 70 ms at full speed: read once a minute, it tells
 nothing then. One above it has more."""
@@ -141,21 +150,13 @@ def _uncorrected(asked: Asked) -> Iterator[Sample]:
 
 
 def _fields(asked: Asked) -> Iterator[Sample]:
-    nvml = asked.nvml
-    wanted = [
-        nvml.NVML_FI_DEV_MEMORY_TEMP,
-        nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
-        nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES,
-        (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS),
-        (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS),
-        *((getattr(nvml, name), _ALL_LINKS) for name in _SINCE_BLACKWELL if hasattr(nvml, name)),
-    ]
-    temperature, *counts = [_value_of(field) for field in nvml.nvmlDeviceGetFieldValues(asked.handle, wanted)]
+    wanted = [(number, _ALL_LINKS) if "NVLINK" in name else number for name, number in FIELDS.items()]
+    temperature, *counts = [_value_of(field) for field in asked.nvml.nvmlDeviceGetFieldValues(asked.handle, wanted)]
     if temperature:  # a device without the sensor says 0
         yield Sample(names.HW_TEMPERATURE, temperature, {names.HW_SENSOR_LOCATION: "memory"})
     for place, direction in enumerate(("transmit", "receive")):
-        pcie, nvlink_kib, *since_blackwell = counts[place::2]
-        nvlink = next((count for count in since_blackwell if count is not None), _bytes_in(nvlink_kib))
+        pcie, nvlink_kib, nvlink_bytes = counts[place::2]
+        nvlink = _bytes_in(nvlink_kib) if nvlink_bytes is None else nvlink_bytes
         for link, count in (("pcie", pcie if (pcie or 0) >= _SHORT else None), ("nvlink", nvlink)):
             if count is not None:
                 risen = asked.risen(count, "io", link, direction)
