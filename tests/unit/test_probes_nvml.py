@@ -4,6 +4,7 @@ import inspect
 from collections import Counter
 
 import pynvml
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -285,13 +286,14 @@ def test_a_relay_without_pynvml_says_how_to_get_it() -> None:
     assert probe.why_none() == "the module pynvml is not installed: pip install nvidia-ml-py"
 
 
-def test_a_call_that_a_later_driver_drops_has_a_successor() -> None:
-    """NVIDIA has said that CUDA 14 will not know the temperature by its old call."""
+@pytest.mark.parametrize("answer", ["FUNCTION_NOT_FOUND", "DEPRECATED"])
+def test_a_call_that_a_later_driver_drops_has_a_successor(answer: str) -> None:
+    """NVIDIA has said that CUDA 14 will not know the temperature by its old call; what it dropped before says so."""
     host = Host("h100x8")
     for device in host.nvml._devices:
         answers = device.recorded["answers"]
         answers["nvmlDeviceGetTemperatureV"] = answers["nvmlDeviceGetTemperature"]
-        answers["nvmlDeviceGetTemperature"] = {"error": "FUNCTION_NOT_FOUND"}
+        answers["nvmlDeviceGetTemperature"] = {"error": answer}
     host.look(0)
 
     readings = host.look(5)

@@ -83,6 +83,12 @@ ERRORS: Final = {
     "NO_DATA": 21,
     "VGPU_ECC_NOT_SUPPORTED": 22,
     "INSUFFICIENT_RESOURCES": 23,
+    "FREQ_NOT_SUPPORTED": 24,
+    "ARGUMENT_VERSION_MISMATCH": 25,
+    "DEPRECATED": 26,
+    "NOT_READY": 27,
+    "GPU_NOT_FOUND": 28,
+    "INVALID_STATE": 29,
     "UNKNOWN": 999,
 }
 """NVML's errors, without `NVML_ERROR_`."""

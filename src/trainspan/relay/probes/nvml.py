@@ -20,7 +20,9 @@ from trainspan.relay.probes.probe import RETRY_NS, Complain, Gpu, Reading, Risin
 _MOST_EVENTS: Final = 64
 """Events taken from the driver at one look."""
 
-_REFUSED: Final = ("NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "NO_PERMISSION", "INVALID_ARGUMENT", "VGPU_ECC_NOT_SUPPORTED")
+_UNKNOWN: Final = ("FUNCTION_NOT_FOUND", "DEPRECATED")
+"""Of a driver before that call, or after it: from 590 on one says so of what CUDA 13.0 deprecated."""
+_REFUSED: Final = ("NOT_SUPPORTED", "NO_PERMISSION", "INVALID_ARGUMENT", "VGPU_ECC_NOT_SUPPORTED", *_UNKNOWN)
 _LOST: Final = ("GPU_IS_LOST", "RESET_REQUIRED")
 _GONE: Final = ("UNINITIALIZED", "DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND", "LIB_RM_VERSION_MISMATCH")
 
@@ -180,7 +182,7 @@ class NvmlProbe:
         if self._is(code, _REFUSED):
             if self._is(code, ("NO_PERMISSION",)):
                 self._complain(f"nvml.permission.{quantity.name}", f"{what} may not be read ({error}); it is left out")
-            self._leave_out(device, quantity, unknown=self._is(code, ("FUNCTION_NOT_FOUND",)))
+            self._leave_out(device, quantity, unknown=self._is(code, _UNKNOWN))
         elif self._is(code, _LOST):
             device.handle = None
             self._complain(f"nvml.lost.{device.gpu.id}", f"GPU {device.gpu.number} ({device.gpu.id}) is lost: {error}")
