@@ -26,7 +26,7 @@ def gpu_findings(folder: Path, machine: str) -> list[dict[str, Any]]:
     ("machine", "count", "state", "begins", "ends"),
     [
         ("h100x8", 8, "ok", H100, "driver 550.90.07"),
-        ("mig", 4, "ok", "GPU 0: NVIDIA A100-SXM4-80GB, ", "not told: utilization, encoder, decoder"),
+        ("mig", 4, "ok", "GPU 0: NVIDIA A100-SXM4-80GB, ", "utilization, encoder, decoder, replaced memory rows"),
         ("old_card", 1, "note", OLD, "it has no energy counter: its power is integrated instead"),
     ],
 )

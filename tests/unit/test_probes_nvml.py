@@ -152,7 +152,54 @@ def test_an_old_card_is_asked_once_for_what_it_has_not() -> None:
     assert host.nvml.calls["nvmlDeviceGetCurrentClocksEventReasons"] == 0
     assert value_of(reading, "hw.gpu.throttled", "sw_power_cap") == 0
     assert (reading.energy_j, reading.power_w) == (None, 178)
-    assert host.probe.unsupported(reading.gpu) == ("energy",)
+    assert host.probe.unsupported(reading.gpu) == ("energy", "replaced memory rows")
+    assert host.said == []
+
+
+def test_a_workstation_card_is_read_without_ecc_and_memory_sensor() -> None:
+    """What nvidia-smi says of a real one: no MIG, ECC off, no temperature of its memory."""
+    host = Host("rtx_pro_6000")
+    host.look(0)
+    host.nvml.calls.clear()
+
+    (reading,) = host.look(10).values()
+
+    told = {(s.metric.name, *s.attributes.values()) for s in reading.samples}
+    assert {key[1] for key in told if key[0] == "hw.temperature"} == {"gpu"}
+    assert {key[0] for key in told} == {
+        *("hw.gpu.utilization", "hw.gpu.memory.usage", "hw.gpu.memory.limit", "hw.gpu.memory.utilization", "hw.power"),
+        *("hw.energy", "hw.temperature", "hw.gpu.speed", "hw.gpu.throttled", "hw.status"),
+    }
+    assert host.probe.unsupported(reading.gpu) == ("corrected errors", "uncorrected errors")
+    assert host.nvml.calls["nvmlDeviceGetTotalEccErrors"] == 0
+    assert host.said == []
+
+
+def test_a_gpu_that_shares_the_memory_of_the_host_has_none_of_its_own() -> None:
+    """Drivers say so of a GB10 with an error, or with zeros, which would be a limit that is always exceeded."""
+    host, other = Host("gb10"), Host("gb10")
+    other.nvml._devices[0].recorded["answers"]["nvmlDeviceGetMemoryInfo"] = {"total": 0, "free": 0, "used": 0}
+    host.look(0)
+
+    (reading,), (same,) = host.look(10).values(), other.look(10).values()
+
+    told = {(s.metric.name, *s.attributes.values()) for s in reading.samples}
+    assert told == {(s.metric.name, *s.attributes.values()) for s in same.samples}
+    assert not any(key[0].startswith("hw.gpu.memory") for key in told)
+    assert ("hw.temperature", "memory") not in told  # it has no sensor, and says 0
+    assert (reading.gpu.pci, reading.energy_j, host.said) == ("000f:01:00.0", 611.7, [])
+
+
+@pytest.mark.parametrize(("machine", "telling"), [("old_card", 0), ("mig", 1), ("h100x8", 8)])
+def test_who_tells_nothing_of_replaced_rows_is_asked_once(machine: str, telling: int) -> None:
+    """Cards before Ampere replace none, and a GPU in parts does not tell; its neighbour does."""
+    host = Host(machine)
+    host.look(0)
+    host.nvml.calls.clear()
+
+    host.look(10)
+
+    assert host.nvml.calls["nvmlDeviceGetRemappedRows"] == telling
     assert host.said == []
 
 
@@ -333,7 +380,7 @@ def test_an_old_pynvml_lacks_calls() -> None:
 
 
 @given(
-    st.sampled_from(["h100x8", "mig", "old_card", "falls_off_bus"]),
+    st.sampled_from(["h100x8", "mig", "old_card", "falls_off_bus", "rtx_pro_6000", "gb10"]),
     st.lists(st.none() | st.sampled_from(sorted(ERRORS.values())), max_size=400),
     st.integers(1, 40),
 )

@@ -10,7 +10,7 @@ from trainspan.testing.fake_nvml import ERRORS, FakeDevice, FakeNvml, NVMLError
 from trainspan.testing.nvml_recording import recording_of
 
 
-@pytest.mark.parametrize("machine", ["h100x8", "b200x2", "mig", "old_card"])
+@pytest.mark.parametrize("machine", ["h100x8", "b200x2", "mig", "old_card", "rtx_pro_6000", "gb10"])
 def test_a_recorded_machine_is_read_like_itself(machine: str) -> None:
     """The machines of the tests are to be replaced by real ones, by whoever has one."""
     host = Host(machine)

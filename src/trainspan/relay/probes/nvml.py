@@ -29,12 +29,13 @@ _GONE: Final = ("UNINITIALIZED", "DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND", "LIB_
 
 @dataclass(slots=True)
 class _Device:
-    """A device and what it answers. `handle` None: it is lost."""
+    """A device and what it answers. `handle` None: it is lost. `tells_rows`: which rows of its memory were replaced."""
 
     gpu: Gpu
     handle: Any
     quantities: list[Quantity]
     unsupported: list[str] = field(default_factory=list)
+    tells_rows: bool = True
 
 
 class NvmlProbe:
@@ -268,9 +269,15 @@ class NvmlProbe:
 
     def _awaits_repair(self, device: _Device) -> bool:
         """Whether rows of its memory failed, and are not replaced or cannot be."""
+        if not device.tells_rows:
+            return False
         try:
             _corrected, _uncorrected, pending, failed = self._nvml.nvmlDeviceGetRemappedRows(device.handle)
-        except Exception:  # noqa: BLE001 - cards before Ampere replace no rows; what else there is the other calls say
+        except Exception as error:  # noqa: BLE001 - what else there is the other calls say
+            # Cards before Ampere replace none, a GPU in parts does not tell.
+            if isinstance(error, AttributeError) or self._is(getattr(error, "value", None), _REFUSED):
+                device.tells_rows = False
+                device.unsupported.append("replaced memory rows")
             return False
         return bool(pending or failed)
 

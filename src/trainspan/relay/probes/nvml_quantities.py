@@ -82,9 +82,9 @@ def _decoder(asked: Asked) -> Iterator[Sample]:
 
 def _memory(asked: Asked) -> Iterator[Sample]:
     memory = asked.nvml.nvmlDeviceGetMemoryInfo(asked.handle)
-    yield Sample(names.HW_GPU_MEMORY_USAGE, memory.used)
-    yield Sample(names.HW_GPU_MEMORY_LIMIT, memory.total)
-    if memory.total:
+    if memory.total:  # a device that shares the host's memory has none of its own: zeros, or not supported
+        yield Sample(names.HW_GPU_MEMORY_USAGE, memory.used)
+        yield Sample(names.HW_GPU_MEMORY_LIMIT, memory.total)
         yield Sample(names.HW_GPU_MEMORY_UTILIZATION, memory.used / memory.total)
 
 
