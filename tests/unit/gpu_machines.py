@@ -25,7 +25,9 @@ class Host:
         self.seconds = 0.0
         self.nvml = FakeNvml.from_file(RECORDED / f"{machine}.json", seconds=lambda: self.seconds, fails=fails)
         self.said: list[tuple[str, str]] = []
-        self.probe = NvmlProbe(lambda cause, message: self.said.append((cause, message)), lambda: self.nvml)
+        self.probe = NvmlProbe(
+            lambda cause, message: self.said.append((cause, message)), lambda: self.nvml, lambda: self.now_ns
+        )
 
     @property
     def now_ns(self) -> int:

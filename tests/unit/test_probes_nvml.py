@@ -222,6 +222,45 @@ def test_a_gpu_that_falls_off_the_bus_has_failed_and_the_others_go_on() -> None:
     assert [cause for cause, _ in host.said] == [f"nvml.lost.{lost.id}"]
 
 
+@pytest.mark.parametrize("answer", ["TIMEOUT", "UNKNOWN", "GPU_IS_LOST"])
+def test_a_gpu_whose_firmware_hangs_costs_one_call_and_has_failed(answer: str) -> None:
+    """Then each call waits 45 s for it (XID 119): fourteen of them would hold up everything the relay does."""
+    host = Host("old_card")
+    host.look(0)
+    host.nvml.calls.clear()
+
+    def hangs(call: str) -> int | None:
+        if not call.startswith("nvmlDevice"):
+            return None
+        host.seconds += 45
+        return ERRORS[answer]
+
+    host.nvml._fails = hangs
+
+    (reading,) = host.look(10).values()
+
+    assert host.seconds == 10 + 45
+    assert value_of(reading, "hw.status", "failed") == 1
+    assert host.said[-1][0] == f"nvml.{'lost' if answer == 'GPU_IS_LOST' else 'slow'}.{reading.gpu.id}"
+
+
+def test_a_slow_answer_is_taken_and_the_rest_is_left_for_another_time() -> None:
+    """A driver under load is no failed GPU."""
+    host = Host("old_card")
+
+    def slow(call: str) -> None:
+        host.seconds += 2 * call.startswith("nvmlDeviceGetMemory")
+
+    host.nvml._fails = slow
+
+    (reading,) = host.look(0).values()
+    (later,) = host.look(10).values()
+
+    assert value_of(reading, "hw.gpu.memory.limit") == 17070817280
+    assert (value_of(reading, "hw.power"), value_of(reading, "hw.status", "ok")) == (None, 1)
+    assert [cause for cause, _ in host.said] == [f"nvml.slow.{later.gpu.id}"] * 2  # `warn_once` says it once
+
+
 def test_a_lost_gpu_that_is_back_is_read_again() -> None:
     """A reset brings it back while the job goes on, or the next one begins; nobody restarts the relay for it."""
     host = Host("falls_off_bus")

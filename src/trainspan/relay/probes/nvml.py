@@ -11,12 +11,19 @@ import ctypes
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from time import monotonic_ns
 from typing import Any, Final
 
 from trainspan import guard, names
 from trainspan.relay.probes.nvml_quantities import INSTEAD, QUANTITIES, Asked, Quantity
 from trainspan.relay.probes.probe import RETRY_NS, Complain, Gpu, Reading, Rising, Sample
 
+_SLOW_NS: Final = 1_000_000_000
+"""A call that takes longer is the last one of a reading: the others would wait for the same, each for itself. Where the
+GPU's firmware hangs that is 45 s a call (XID 119).
+
+Source: https://github.com/NVIDIA/open-gpu-kernel-modules/issues/446
+"""
 _MOST_EVENTS: Final = 64
 """Events taken from the driver at one look."""
 
@@ -44,15 +51,18 @@ class NvmlProbe:
     Args:
         complain: told what keeps something from being read.
         load: gives the module `pynvml`.
+        clock: monotonic ns, for how long a call takes.
     """
 
     def __init__(
         self,
         complain: Complain = guard.warn_once,
         load: Callable[[], Any] = lambda: import_module("pynvml"),
+        clock: Callable[[], int] = monotonic_ns,
     ):
         self._complain = complain
         self._load = load
+        self._clock = clock
         self._nvml: Any = None  # None: not open
         self._why: str | None = None
         self._retry_ns = 0
@@ -74,15 +84,12 @@ class NvmlProbe:
         device = self._devices.get(gpu.id)
         if device is None or self._nvml is None:
             return None
-        samples: list[Sample] = []
-        for quantity in tuple(device.quantities):
-            if device.handle is not None and self._nvml is not None:
-                samples += self._samples(device, quantity)
+        samples, state = self._asked(device)
         if self._nvml is None:
             return None
         if gpu.parent is None:
             samples += self._xids(gpu)
-            samples += self._status(device)
+            samples += _status(state)
         values = {sample.metric: sample.value for sample in samples}
         return Reading(gpu, now_ns, tuple(samples), values.get(names.HW_ENERGY), values.get(names.HW_POWER))
 
@@ -167,6 +174,26 @@ class NvmlProbe:
             except nvml.NVMLError:
                 continue  # there are fewer than there might be
         return found
+
+    def _asked(self, device: _Device) -> tuple[list[Sample], str]:
+        """What it answers, and its state."""
+        samples: list[Sample] = []
+        for quantity in tuple(device.quantities):
+            if device.handle is None or self._nvml is None:
+                break
+            begun_ns = self._clock()
+            found = self._samples(device, quantity)
+            samples += found
+            if device.handle is not None and (took_ns := self._clock() - begun_ns) > _SLOW_NS:
+                self._complain(
+                    f"nvml.slow.{device.gpu.id}",
+                    f"GPU {device.gpu.number} took {took_ns / 1e9:.0f} s for its {quantity.name}: what else it has to "
+                    "tell is left for later",
+                )
+                return samples, "ok" if found else "failed"
+        if device.handle is None or self._nvml is None:
+            return samples, "failed"
+        return samples, "degraded" if self._awaits_repair(device) else "ok"
 
     def _samples(self, device: _Device, quantity: Quantity) -> list[Sample]:
         try:
@@ -258,15 +285,6 @@ class NvmlProbe:
             if error.startswith("xid_"):
                 yield Sample(names.HW_ERRORS, count, {names.ERROR_TYPE: error})
 
-    def _status(self, device: _Device) -> Iterator[Sample]:
-        healthy = "degraded" if device.handle is not None and self._awaits_repair(device) else "ok"
-        state = "failed" if device.handle is None else healthy
-        if self._nvml is not None:
-            yield from (
-                Sample(names.HW_STATUS, int(each == state), {names.HW_STATE: each})
-                for each in ("ok", "degraded", "failed")
-            )
-
     def _awaits_repair(self, device: _Device) -> bool:
         """Whether rows of its memory failed, and are not replaced or cannot be."""
         if not device.tells_rows:
@@ -280,6 +298,11 @@ class NvmlProbe:
                 device.unsupported.append("replaced memory rows")
             return False
         return bool(pending or failed)
+
+
+def _status(state: str) -> Iterator[Sample]:
+    for each in ("ok", "degraded", "failed"):
+        yield Sample(names.HW_STATUS, int(each == state), {names.HW_STATE: each})
 
 
 def _address_of(handle: Any) -> int:
