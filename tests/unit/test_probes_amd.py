@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.gpu_machines import RECORDED, S
+from tests.unit.gpu_machines import RECORDED, S, value_of
 from trainspan.relay.probes.amd import AmdSmiProbe, load_where_there_is_a_driver
 from trainspan.relay.probes.probe import Gpu, Reading
 from trainspan.testing.fake_amdsmi import ERRORS, FakeAmdSmi
@@ -69,6 +69,36 @@ def test_what_a_card_has_not_is_asked_once() -> None:
     assert probe.unsupported(other.gpu) == ("energy", "errors", "memory temperature")
     assert smi.calls["amdsmi_get_energy_count"] == 1
     assert said == ["amdsmi.errors"]
+
+
+def test_amdsmi_of_rocm_6_has_other_words_for_the_same() -> None:
+    """Clusters stay on one for years: 6.0 has the counter as `power`, the clock as `cur_clk`, and 65535 for nothing."""
+    now = [0.0]
+    smi = FakeAmdSmi.from_file(MACHINE.with_name("mi250x_rocm60.json"), seconds=lambda: now[0])
+    probe = AmdSmiProbe(load=lambda: smi)
+    look(probe, 0)
+    now[0] = 10
+
+    first, _ = look(probe, 10)
+
+    values = {(s.metric.name, *s.attributes.values()): s.value for s in first.samples}
+    assert round(values["hw.energy",]) == round(10 * 31568627 * 15.3e-6)
+    assert (values["hw.power",], first.power_w) == (483, 483)
+    assert values["hw.gpu.speed", "sm"] == 1.7e9
+    assert values["hw.gpu.speed", "memory"] == 1.6e9
+
+
+def test_the_second_die_of_a_card_has_no_energy_of_its_own() -> None:
+    """The first of an MI250X speaks for both; the second says 0 for ever, which is no counter that stands still."""
+    smi = FakeAmdSmi.from_file(MACHINE.with_name("mi250x_rocm60.json"), seconds=lambda: 0.0)
+    probe = AmdSmiProbe(load=lambda: smi)
+
+    _, second = look(probe, 0)
+
+    told = {s.metric.name for s in second.samples}
+    assert (second.energy_j, second.power_w) == (None, None)
+    assert {"hw.energy", "hw.power"} & told == set()
+    assert value_of(second, "hw.status", "ok") == 1
 
 
 def test_most_hosts_have_no_amd() -> None:

@@ -15,6 +15,8 @@ from trainspan.relay.probes.probe import RETRY_NS, Complain, Gpu, Reading, Risin
 
 DRIVER: Final = Path("/sys/module/amdgpu")
 _MIB: Final = 1 << 20
+_NOTHING: Final = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
+"""What AMD's library says for a number that a card does not have; from 6.1 on its Python makes `N/A` of some."""
 
 
 def load_where_there_is_a_driver() -> Any:
@@ -146,7 +148,11 @@ def _power(smi: Any, handle: Any) -> Iterator[Sample]:
 
 def _energy(smi: Any, handle: Any) -> Iterator[Sample]:
     energy = smi.amdsmi_get_energy_count(handle)  # counter_resolution: µJ
-    yield Sample(names.HW_ENERGY, energy["energy_accumulator"] * energy["counter_resolution"] * 1e-6)
+    count = _number(energy.get("energy_accumulator", energy.get("power")))  # its name before 6.3
+    # The second die of an MI200 says 0: its sensor is that of the first, which speaks for both.
+    # Source: https://git.zx2c4.com/linux-dev/commit/?id=076f55a45e9e41fcbc377ad064f10f29b26dc298
+    if count:
+        yield Sample(names.HW_ENERGY, count * energy["counter_resolution"] * 1e-6)
 
 
 def _hotspot(smi: Any, handle: Any) -> Iterator[Sample]:
@@ -171,7 +177,7 @@ def _memory_clock(smi: Any, handle: Any) -> Iterator[Sample]:
 
 
 def _clock(told: Any, clock: str) -> Iterator[Sample]:
-    if (megahertz := _number(told.get("clk"))) is not None:
+    if (megahertz := _number(told.get("clk", told.get("cur_clk")))) is not None:  # its name before 6.2
         yield Sample(names.HW_GPU_SPEED, megahertz * 1e6, {names.HW_GPU_CLOCK: clock})
 
 
@@ -202,8 +208,9 @@ def _status(*, answers: bool) -> Iterator[Sample]:
 
 
 def _number(told: Any) -> float | None:
-    """`N/A` is what AMD SMI says for what a card does not have."""
-    return told if isinstance(told, int | float) and not isinstance(told, bool) else None
+    """`N/A` is what AMD SMI says for what a card does not have, or the largest number."""
+    number = isinstance(told, int | float) and not isinstance(told, bool)
+    return told if number and told not in _NOTHING else None
 
 
 def _line(text: str) -> str:
