@@ -101,6 +101,23 @@ def test_the_second_die_of_a_card_has_no_energy_of_its_own() -> None:
     assert value_of(second, "hw.status", "ok") == 1
 
 
+def test_a_partition_is_a_part_of_its_gpu() -> None:
+    """It tells no power and no temperature, and has the UUID of its GPU: neither is lost or failed for that."""
+    said: list[str] = []
+    smi = FakeAmdSmi.from_file(MACHINE.with_name("mi300x_dpx.json"), seconds=lambda: 0.0)
+    probe = AmdSmiProbe(lambda cause, _: said.append(cause), load=lambda: smi)
+
+    whole, part = look(probe, 0)
+
+    assert (whole.gpu.id, whole.gpu.parent, whole.power_w) == (smi._machine["devices"][0]["uuid"], None, 642)
+    assert (part.gpu.id, part.gpu.parent) == (f"{whole.gpu.id}/0000:05:00.1", whole.gpu.id)
+    assert {s.metric.name for s in part.samples} == {
+        *("hw.gpu.memory.usage", "hw.gpu.memory.limit", "hw.gpu.memory.utilization", "hw.errors"),
+    }
+    assert value_of(whole, "hw.status", "ok") == 1
+    assert said == []
+
+
 def test_most_hosts_have_no_amd() -> None:
     """The module prints and raises a KeyError where its library is missing, so it is not even imported there."""
     probe = AmdSmiProbe(load=load_where_there_is_a_driver)

@@ -73,6 +73,18 @@ def test_an_amd_gpu_is_found_by_its_place() -> None:
     assert found == gpu
 
 
+def test_of_the_partitions_of_an_amd_gpu_none_is_certain() -> None:
+    """Torch tells of each the address of the first: its energy would be that of the neighbours' work too."""
+    whole = Gpu("a7ff74a1-0000-1000-80c2-6d1e0ee7d9bd", 0, "AMD Instinct MI300X", "AMD", "0000:05:00.0")
+    part = whole._replace(id=f"{whole.id}/0000:05:00.1", number=1, pci="0000:05:00.1", parent=whole.id)
+    other = whole._replace(id="b8ff74a1-0000-1000-80c2-6d1e0ee7d9be", number=2, pci="0000:26:00.0")
+
+    found = gpu_of(NOBODY._replace(pci="0000:05:00.0"), (whole, part, other), same_host=True)
+    certain = gpu_of(NOBODY._replace(pci="0000:26:00.0"), (whole, part, other), same_host=True)
+
+    assert (found, certain) == (None, other)
+
+
 @pytest.mark.parametrize(
     ("told", "likely"),
     [

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainspan import guard, names
-from trainspan.relay.probes.probe import RETRY_NS, Complain, Gpu, Reading, Rising, Sample
+from trainspan.relay.probes.probe import RETRY_NS, Complain, Gpu, Reading, Rising, Sample, card_of
 
 DRIVER: Final = Path("/sys/module/amdgpu")
 _MIB: Final = 1 << 20
@@ -61,7 +61,8 @@ class AmdSmiProbe:
         samples = [sample for quantity in asked for sample in self._samples(gpu, quantity)]
         samples = [self._risen(gpu, sample) if sample.metric.instrument == "counter" else sample for sample in samples]
         answers = any(sample.metric is names.HW_POWER or sample.metric is names.HW_TEMPERATURE for sample in samples)
-        samples += _status(answers=answers)
+        if gpu.parent is None:  # of a partition neither is told, and it has no hardware of its own to fail
+            samples += _status(answers=answers)
         values = {sample.metric: sample.value for sample in samples}
         return Reading(gpu, now_ns, tuple(samples), values.get(names.HW_ENERGY), values.get(names.HW_POWER))
 
@@ -115,11 +116,23 @@ class AmdSmiProbe:
 
 
 def _found(smi: Any) -> Iterator[tuple[Gpu, Any]]:
+    """Each GPU, and behind it its further partitions: the first one stands for the GPU.
+
+    Partitions differ in the function of their PCI address alone, which is made up, and before ROCm 7.12 not in UUID.
+
+    Source: https://github.com/ROCm/amdsmi/issues/132, https://github.com/ROCm/rocm-systems/pull/3977
+    """
+    ids: set[str] = set()
+    first_of: dict[str, str] = {}
     for number, handle in enumerate(smi.amdsmi_get_processor_handles()):
         asic, driver = smi.amdsmi_get_gpu_asic_info(handle), smi.amdsmi_get_gpu_driver_info(handle)
         pci = smi.amdsmi_get_gpu_device_bdf(handle).lower()
         identity = smi.amdsmi_get_gpu_device_uuid(handle)
-        yield Gpu(identity, number, asic["market_name"], "AMD", pci, driver=driver.get("driver_version")), handle
+        identity = f"{identity}/{pci}" if identity in ids else identity
+        ids.add(identity)
+        parent = first_of.get(card_of(pci))
+        first_of.setdefault(card_of(pci), identity)
+        yield Gpu(identity, number, asic["market_name"], "AMD", pci, parent, driver.get("driver_version")), handle
 
 
 def _activity(smi: Any, handle: Any) -> Iterator[Sample]:

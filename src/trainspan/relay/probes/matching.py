@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from trainspan.relay.probes.probe import Gpu
+from trainspan.relay.probes.probe import Gpu, card_of
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PCI: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
@@ -92,9 +92,15 @@ def _part_of(named: Gpu, told: ToldDevice, gpus: Sequence[Gpu]) -> Gpu | None:
 
 
 def _by_place(told: ToldDevice, gpus: Sequence[Gpu]) -> Gpu | None:
-    """By the PCI address, which a GPU shares with its MIG instances: they have no place of their own."""
-    whole = [gpu for gpu in gpus if told.pci is not None and gpu.pci == told.pci and gpu.parent is None]
-    return _part_of(whole[0], told, gpus) if len(whole) == 1 else None
+    """By the PCI address, which a GPU shares with its MIG instances: they have no place of their own.
+
+    Partitions of AMD's differ in its function, which torch does not tell: any of them may be meant, the first included.
+    """
+    if told.pci is None:
+        return None
+    whole = [gpu for gpu in gpus if gpu.pci == told.pci and gpu.parent is None]
+    places = {gpu.pci for gpu in gpus if gpu.pci is not None and card_of(gpu.pci) == card_of(told.pci)}
+    return _part_of(whole[0], told, gpus) if len(whole) == len(places) == 1 else None
 
 
 def _by_number(told: ToldDevice, gpus: Sequence[Gpu], by_id: Mapping[str, Gpu]) -> Gpu | None:

@@ -24,7 +24,7 @@ class Gpu(NamedTuple):
     `id`: UUID as its driver writes it, unique on the host and beyond it.
     `number`: on the host, in the order of the driver.
     `pci`: `0000:18:00.0`; None: not told.
-    `parent`: `id` of the GPU that a MIG instance is a part of; None: it is a whole one.
+    `parent`: `id` of the GPU that a MIG instance or a partition is a part of; None: it is a whole one.
     `driver`: version; None: not told.
     """
 
@@ -52,6 +52,11 @@ class Gpu(NamedTuple):
             names.HW_VENDOR: self.vendor,
             **{name: value for name, value in optional.items() if value is not None},
         }
+
+
+def card_of(pci: str) -> str:
+    """Where a card is on the bus: `0000:18:00` of `0000:18:00.0`."""
+    return pci.rpartition(".")[0]
 
 
 class Sample(NamedTuple):
