@@ -36,11 +36,12 @@ FROM_ENVIRONMENT: Final = (
 Source: https://opentelemetry.io/docs/specs/semconv/resource/k8s/, and what the OpenTelemetry Operator injects.
 """
 
-_CUDA_SHOWS: Final = ("CUDA_VISIBLE_DEVICES",)
 _HIP_SHOWS: Final = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-"""The first that is set counts."""
+"""The first that is not empty counts: HIP passes over an empty one, and shows everything where both are.
 
-_ROCR_SHOWS: Final = ("ROCR_VISIBLE_DEVICES",)
+Source: https://github.com/ROCm/clr, rocclr/device/rocm/rocdevice.cpp
+"""
+
 _MOST_VISIBLE: Final = 64
 
 
@@ -95,19 +96,21 @@ def visible_devices(environ: Mapping[str, str], *, hip: bool) -> VisibleDevices:
 
     Source: CUDA C++ Programming Guide, environment variables; ROCm, GPU isolation techniques.
     """
-    entries = _shown(environ, _HIP_SHOWS if hip else _CUDA_SHOWS)
-    runtime = _shown(environ, _ROCR_SHOWS) if hip else None
-    if runtime is not None:
-        entries = runtime if entries is None else list(takewhile(bool, (_in(runtime, entry) for entry in entries)))
+    if hip:
+        entries = _listed(next((environ[name] for name in _HIP_SHOWS if environ.get(name)), None))
+        runtime = _listed(environ.get("ROCR_VISIBLE_DEVICES"))
+        if runtime is not None:
+            entries = runtime if entries is None else list(takewhile(bool, (_in(runtime, entry) for entry in entries)))
+    else:
+        entries = _listed(environ.get("CUDA_VISIBLE_DEVICES"))
     return VisibleDevices(entries, environ.get("CUDA_DEVICE_ORDER", "").strip().upper() == "PCI_BUS_ID")
 
 
-def _shown(environ: Mapping[str, str], names: tuple[str, ...]) -> list[str] | None:
+def _listed(text: str | None) -> list[str] | None:
     """The entries of a list up to the first that is no device: nothing behind that is shown. None: all is shown."""
-    found = next((environ[name] for name in names if name in environ), None)
-    if found is None:
+    if text is None:
         return None
-    entries = [entry.strip()[:80] for entry in found.split(",")][:_MOST_VISIBLE]
+    entries = [entry.strip()[:80] for entry in text.split(",")][:_MOST_VISIBLE]
     end = next((place for place, entry in enumerate(entries) if not _is_device(entry)), len(entries))
     return entries[:end]
 

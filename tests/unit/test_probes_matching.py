@@ -146,6 +146,9 @@ def test_what_the_environment_shows(environ: dict[str, str], expected: VisibleDe
         ({"HIP_VISIBLE_DEVICES": "3,1"}, ["3", "1"]),
         ({"CUDA_VISIBLE_DEVICES": "3,1"}, ["3", "1"]),
         ({"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}, ["1"]),
+        ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "3"}, ["3"]),
+        ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": ""}, None),
+        ({"HIP_VISIBLE_DEVICES": "-1", "CUDA_VISIBLE_DEVICES": "3"}, []),
         ({"ROCR_VISIBLE_DEVICES": "6,4", "HIP_VISIBLE_DEVICES": "1"}, ["4"]),
         ({"ROCR_VISIBLE_DEVICES": "6,GPU-5f2a1", "CUDA_VISIBLE_DEVICES": "1,0"}, ["GPU-5f2a1", "6"]),
         ({"ROCR_VISIBLE_DEVICES": "6,4", "HIP_VISIBLE_DEVICES": "0,2,1"}, ["6"]),
@@ -153,5 +156,8 @@ def test_what_the_environment_shows(environ: dict[str, str], expected: VisibleDe
     ],
 )
 def test_what_the_environment_shows_of_rocm(environ: dict[str, str], expected: list[str] | None) -> None:
-    """HIP numbers what is left by the runtime below it: 1 is the second of those, not of the machine."""
+    """HIP numbers what is left by the runtime below it: 1 is the second of those, not of the machine.
+
+    An empty list hides everything from that runtime, as from CUDA, and says nothing to HIP.
+    """
     assert visible_devices(environ, hip=True).entries == expected
