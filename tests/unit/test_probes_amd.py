@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -112,10 +113,56 @@ def test_a_partition_is_a_part_of_its_gpu() -> None:
     assert (whole.gpu.id, whole.gpu.parent, whole.power_w) == (smi._machine["devices"][0]["uuid"], None, 642)
     assert (part.gpu.id, part.gpu.parent) == (f"{whole.gpu.id}/0000:05:00.1", whole.gpu.id)
     assert {s.metric.name for s in part.samples} == {
-        *("hw.gpu.memory.usage", "hw.gpu.memory.limit", "hw.gpu.memory.utilization", "hw.errors"),
+        *("hw.gpu.memory.usage", "hw.gpu.memory.limit", "hw.gpu.memory.utilization"),
     }
     assert value_of(whole, "hw.status", "ok") == 1
     assert said == []
+
+
+def test_what_each_partition_tells_of_the_whole_gpu_is_told_once() -> None:
+    """Of eight on one socket each has its 136 W with some releases of ROCm: a sum over the node would be 1088."""
+    smi = FakeAmdSmi.from_file(MACHINE.with_name("mi300x_dpx.json"), seconds=lambda: 0.0)
+    first, second = smi._machine["devices"]
+    second["answers"] = first["answers"]
+    probe = AmdSmiProbe(load=lambda: smi)
+
+    _, part = look(probe, 0)
+
+    assert {s.metric.name.rpartition(".")[0] for s in part.samples} == {"hw.gpu.memory"}
+    assert (part.energy_j, part.power_w) == (None, None)
+
+
+@pytest.mark.parametrize("answer", [{"error": "NOT_SUPPORTED"}, "N/A"])
+def test_a_gpu_that_never_tells_its_power_is_not_failed_for_that(answer: object) -> None:
+    """In a virtual machine neither that nor a temperature is supported, and a library may not know the card."""
+    now = [0.0]
+    smi = FakeAmdSmi.from_file(MACHINE, seconds=lambda: now[0])
+    answers = smi._machine["devices"][0]["answers"]
+    power = answer if isinstance(answer, dict) else dict.fromkeys(answers["amdsmi_get_power_info"], answer)
+    answers |= {"amdsmi_get_power_info": power, "amdsmi_get_temp_metric": {"error": "NOT_SUPPORTED"}}
+    second = smi._machine["devices"][1]["answers"]
+    for call in ("amdsmi_get_power_info", "amdsmi_get_temp_metric"):
+        second[call] = [[0, second[call]], [5, {"error": "IO"}]]
+    probe = AmdSmiProbe(lambda *_: None, load=lambda: smi)
+    look(probe, 0)
+    now[0] = 10
+
+    silent, failing = look(probe, 10)
+
+    assert "hw.status" not in {s.metric.name for s in silent.samples}
+    assert value_of(failing, "hw.status", "failed") == 1
+
+
+def test_a_busy_rate_that_is_none_is_left_out() -> None:
+    """What a release says for no sensor must not become 65,535 %."""
+    smi = FakeAmdSmi.from_file(MACHINE, seconds=lambda: 0.0)
+    smi._machine["devices"][0]["answers"]["amdsmi_get_gpu_activity"] = {"gfx_activity": 65535, "umc_activity": 7}
+    probe = AmdSmiProbe(load=lambda: smi)
+
+    first, _ = look(probe, 0)
+
+    assert value_of(first, "hw.gpu.utilization", "general") is None
+    assert value_of(first, "hw.gpu.utilization", "memory_controller") == 0.07
 
 
 def test_most_hosts_have_no_amd() -> None:

@@ -46,6 +46,7 @@ class AmdSmiProbe:
         self._retry_ns = 0
         self._devices: dict[str, tuple[Gpu, Any]] = {}
         self._refused: dict[str, set[str]] = {}
+        self._answered: set[str] = set()  # who has told its power or its temperature
         self._rising = Rising()
 
     def gpus(self, now_ns: int) -> Sequence[Gpu]:
@@ -57,11 +58,14 @@ class AmdSmiProbe:
     def read(self, gpu: Gpu, now_ns: int) -> Reading | None:
         if gpu.id not in self._devices or self._smi is None:
             return None
-        asked = [quantity for quantity in _QUANTITIES if quantity not in self._refused[gpu.id]]
+        own = _QUANTITIES if gpu.parent is None else _OF_PARTITIONS
+        asked = [quantity for quantity in own if quantity not in self._refused[gpu.id]]
         samples = [sample for quantity in asked for sample in self._samples(gpu, quantity)]
         samples = [self._risen(gpu, sample) if sample.metric.instrument == "counter" else sample for sample in samples]
         answers = any(sample.metric is names.HW_POWER or sample.metric is names.HW_TEMPERATURE for sample in samples)
-        if gpu.parent is None:  # of a partition neither is told, and it has no hardware of its own to fail
+        if answers:
+            self._answered.add(gpu.id)
+        if gpu.id in self._answered:
             samples += _status(answers=answers)
         values = {sample.metric: sample.value for sample in samples}
         return Reading(gpu, now_ns, tuple(samples), values.get(names.HW_ENERGY), values.get(names.HW_POWER))
@@ -213,8 +217,15 @@ _QUANTITIES: Final[dict[str, Callable[[Any, Any], Iterator[Sample]]]] = {
 }
 
 
+_OF_PARTITIONS: Final = ("memory",)
+"""What is a partition's own: the rest it does not tell, or each one tells it of the whole GPU."""
+
+
 def _status(*, answers: bool) -> Iterator[Sample]:
-    """A device that tells neither its power nor its temperature has failed."""
+    """A device that tells neither its power nor its temperature any more has failed.
+
+    In a virtual machine neither is supported.
+    """
     state = "ok" if answers else "failed"
     for each in ("ok", "degraded", "failed"):
         yield Sample(names.HW_STATUS, int(each == state), {names.HW_STATE: each})
