@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
@@ -48,7 +49,7 @@ class Idle:
 def idle() -> device_events.Device:
     """A device that does nothing."""
     stream = SimpleNamespace(device_index=0)
-    return device_events.Device(lambda: True, lambda: stream, Idle, lambda: False)
+    return device_events.Device(lambda: True, lambda: stream, Idle, lambda: False, lambda _: nullcontext())
 
 
 def marker() -> Marker:

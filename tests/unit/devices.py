@@ -14,5 +14,9 @@ class Gpu(FakeCuda):
     def device(self) -> Device:
         """It, as the hook asks for it."""
         return Device(
-            lambda: self.ready, lambda: self.current, self.make_event, lambda: self.capturing or self.captures
+            lambda: self.ready,
+            lambda: self.current,
+            self.make_event,
+            lambda: self.capturing or self.captures,
+            self.on,
         )

@@ -1,5 +1,6 @@
 """Events on the device: which steps get them, when they are read, and what makes them step aside."""
 
+import gc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -79,7 +80,7 @@ def test_events_are_used_again() -> None:
         timed.step()
 
     assert len(timed.told) == 39
-    assert len(timed.gpu.events) == 5
+    assert timed.gpu.made == 5
 
 
 def test_device_far_behind_is_given_no_more_steps() -> None:
@@ -95,7 +96,7 @@ def test_device_far_behind_is_given_no_more_steps() -> None:
     assert dropped[0] == hook.MOST_BEHIND + 1
     # The device is 34 steps behind, and still gets to the first ones.
     assert [told["step"] for told in timed.told if told["event"] == "device_step"] == [1, 2, 3]
-    assert len(timed.gpu.events) <= (hook.MOST_BEHIND + 1) * 5
+    assert timed.gpu.made <= (hook.MOST_BEHIND + 1) * 5
 
 
 def test_a_phase_on_another_stream_is_timed_where_its_step_is() -> None:
@@ -127,6 +128,21 @@ def test_a_script_that_turns_to_another_device_is_timed_there() -> None:
         timed.step()
 
     assert [(told["step"], told["event"]) for told in timed.told] == [(n, "device_step") for n in range(1, 6)]
+
+
+def test_the_end_makes_no_context_on_another_device() -> None:
+    """The thread that ends the process may never have used a device; its questions would go to the first one."""
+    timed = loop()
+    timed.gpu.current = FakeStream(device_index=3)
+    timed.gpu.thread_on = 3
+    timed.step()
+    timed.step()
+    timed.gpu.thread_on = 0
+
+    timed.steps.close()
+
+    assert [told["step"] for told in timed.told] == [1]
+    assert timed.gpu.contexts == {3}
 
 
 def test_nothing_is_asked_while_another_thread_captures() -> None:
@@ -219,6 +235,21 @@ def test_step_with_a_capture_in_it_is_not_timed() -> None:
     ]
 
 
+def test_a_capture_before_the_first_event_is_no_failure() -> None:
+    """A script that captures its first step is timed from its replays on."""
+    timed = loop()
+    timed.gpu.capturing = True
+    timed.step()
+
+    timed.gpu.capturing = False
+    for _ in range(3):
+        timed.step()
+
+    assert [(told["event"], told["step"]) for told in timed.told] == [
+        *(("device_dropped", 1), ("device_step", 2), ("device_step", 3))
+    ]
+
+
 def test_step_of_very_many_marks_is_given_up() -> None:
     """A thousand micro-batches would take thousands of events."""
     timed = loop(lambda number: number == 1)
@@ -229,7 +260,7 @@ def test_step_of_very_many_marks_is_given_up() -> None:
     timed.step()
 
     assert timed.told == [{"event": "device_dropped", "step": 1, "reason": "long"}]
-    assert len(timed.gpu.events) == hook.MOST_MARKS + 1
+    assert timed.gpu.made == hook.MOST_MARKS + 1
 
 
 def test_nothing_is_asked_of_a_device_that_is_not_used() -> None:
@@ -240,7 +271,7 @@ def test_nothing_is_asked_of_a_device_that_is_not_used() -> None:
     for _ in range(3):
         timed.step()
 
-    assert (timed.gpu.events, timed.gpu.queries, timed.told) == ([], 0, [])
+    assert (timed.gpu.made, timed.gpu.queries, timed.told) == (0, 0, [])
 
 
 def test_a_device_that_comes_into_use_later_is_timed_from_there() -> None:
@@ -271,3 +302,20 @@ def test_failing_device_is_left_alone(capsys: pytest.CaptureFixture[str]) -> Non
     assert timed.told == [{"event": "device_events", "from_step": 1, "share": 0.0}]
     assert timed.gpu.queries == 0
     assert "no more device times (RuntimeError: CUDA error: an illegal" in capsys.readouterr().err
+
+
+def test_no_event_is_ever_let_go_of() -> None:
+    """Where CUDA has failed, each would be a line on stderr above the script's own error, or the end of the process."""
+    timed = loop()
+    for number in range(20):
+        timed.gpu.current = FakeStream(device_index=number % 2)
+        timed.step()
+    timed.gpu.broken = True
+    timed.step()
+    made, gpu = timed.gpu.made, timed.gpu
+
+    del timed
+    gc.collect()
+
+    assert made == 10
+    assert gpu.let_go == 0

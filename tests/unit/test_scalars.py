@@ -1,5 +1,6 @@
 """What is logged gets into the event log, at its pace, and nothing waits for a device."""
 
+import gc
 import math
 from itertools import pairwise
 from typing import Any
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor
 
 from trainspan.record.course import TOLD, Course
-from trainspan.record.device_copies import Device, cuda
+from trainspan.record.device_copies import Cuda, CudaCopies, Device, cuda
 from trainspan.record.pace import Pace
 from trainspan.record.scalars import MOST_NAMES, ScalarLog
 from trainspan.record.work import WorkCount
+from trainspan.testing.fake_cuda import FakeCuda, FakeNumber, FakeStream
 
 S = 1_000_000_000
 
@@ -260,6 +262,63 @@ def test_nothing_is_asked_of_a_device_while_a_graph_is_captured() -> None:
     assert [event["values"] for event in rank.told] == [{"loss": 1.0}]
 
 
+class Pinned(Rank):
+    """A log of what is on a fake of CUDA's devices; the meta device plays it."""
+
+    def __init__(self) -> None:
+        self.gpu = FakeCuda(lambda: self.now_ns / 1e6)
+        self.pinned = 0
+
+        def pin(_: Any, count: int) -> list[FakeNumber]:
+            self.pinned += 1
+            return self.gpu.pin(count)
+
+        copies = CudaCopies(Cuda(pin, self.gpu.make_event, lambda _: self.gpu.current, lambda _: self.gpu.on(3)))
+        super().__init__()
+        self.log = ScalarLog(
+            self.tell,
+            lambda: self.steps,
+            {"meta": Device(copies.begin, lambda: self.gpu.capturing)},
+            lambda: self.now_ns,
+        )
+
+
+def test_copies_use_memory_and_events_again() -> None:
+    """To pin memory takes the driver's lock; what is freed after a copy gets an event by torch each time."""
+    rank = Pinned()
+    rank.gpu.current.behind_ms = 10
+
+    for number in range(50):
+        rank.log.log({"loss": on_device(), "norm": on_device()})
+        rank.step(after_ns=S + number)
+
+    assert (rank.pinned, rank.gpu.made) == (1, 2)
+    assert len(rank.told) == 50
+
+
+def test_a_fork_lets_go_of_no_copy_under_way() -> None:
+    """Torch frees pinned memory by recording an event, which in a DataLoader's worker ends that worker."""
+    rank = Pinned()
+    rank.gpu.current.behind_ms = 1e9
+    rank.log.log("loss", on_device())
+
+    rank.log.forget()
+    gc.collect()
+
+    assert rank.gpu.let_go == 0
+
+
+def test_the_end_asks_where_the_number_comes_from() -> None:
+    """The thread that ends the process may have used no device: asked there, CUDA makes a context on the first one."""
+    rank = Pinned()
+    rank.gpu.current = FakeStream(device_index=3)
+    rank.log.log("loss", on_device())
+
+    rank.log.close()
+
+    assert rank.gpu.contexts == {3}
+
+
 def test_device_that_fails_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """It is said once, training meets the error by itself, and what is no tensor is still logged."""
     device = FakeDevice()
@@ -436,3 +495,17 @@ def test_work_that_is_no_number_is_refused(samples: Any) -> None:
 def test_a_capture_on_another_thread_counts() -> None:
     """The current stream of the thread that logs is not the one that captures, and torch tells of that alone."""
     assert cuda(lambda: True).is_capturing()
+
+
+def test_a_failed_device_lets_go_of_no_copy_under_way() -> None:
+    """Freed after an error that CUDA does not forget, it would end the process before the script has seen its error."""
+    rank = Pinned()
+    rank.log.log({"loss": on_device(), "norm": on_device()})
+    rank.gpu.broken = True
+
+    rank.step()
+    gpu = rank.gpu
+    del rank
+    gc.collect()
+
+    assert gpu.let_go == 0

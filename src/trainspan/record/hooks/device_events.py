@@ -22,11 +22,13 @@ and what their events take (`scripts/bench device_events`).
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
 from trainspan.guard import warn_once
+from trainspan.record.kept import kept
 from trainspan.record.marker import Marker
 
 MOST_BEHIND: Final = 8
@@ -62,13 +64,15 @@ class Event(Protocol):
 class Device(NamedTuple):
     """What is asked of the devices of one kind. `is_ready()`: whether the user has begun to use one.
 
-    `stream()`: the current one. `is_capturing()`: whether a graph is being captured.
+    `stream()`: the current one. `is_capturing()`: whether a graph is being captured. `on(number)`: makes that device
+    the calling thread's, for a while.
     """
 
     is_ready: Callable[[], bool]
     stream: Callable[[], Stream]
     make_event: Callable[[], Event]
     is_capturing: Callable[[], bool]
+    on: Callable[[int], AbstractContextManager[Any]]
 
 
 class _Timed(NamedTuple):
@@ -91,19 +95,22 @@ def cuda(captures: Callable[[], bool]) -> Device:
         torch.cuda.current_stream,
         lambda: torch.cuda.Event(enable_timing=True),
         lambda: captures() or torch.cuda.is_current_stream_capturing(),
+        torch.cuda.device,
     )
 
 
 class DeviceClock:
-    """Times steps by events. All of it runs on the training thread, but for the last `poll`."""
+    """Times steps by events. All of it runs on the training thread, but for `close`.
+
+    No event is ever let go of, see `kept`; there are at most MOST_BEHIND + 1 steps' of each device.
+    """
 
     def __init__(self, device: Device, tell: Callable[..., None]):
         self._device = device
         self._tell = tell
         self._now: _Timed | None = None
         self._pending: deque[_Timed] = deque()
-        self._pool: list[Event] = []
-        self._pool_of: int | None = None  # number of the device
+        self._pools: dict[int, list[Event]] = {}  # by the number of the device
 
     def begin(self, number: int) -> bool:
         """Begin to time step `number`; False: it cannot be timed."""
@@ -143,20 +150,24 @@ class DeviceClock:
             self._release(timed)
             self._tell("device_step", step=timed.number, times_ns=timed.times_ns, offsets_ns=offsets_ns)
 
+    def close(self) -> None:
+        """The last `poll`, on whichever thread ends the process."""
+        if self._pending:
+            # One that has never used a device asks the first one, and makes a context there.
+            with self._device.on(self._pending[0].stream.device_index):
+                self.poll()
+
     def forget(self) -> None:
-        """Let go of everything that is waiting."""
+        """Do without everything that is waiting."""
         self._now = None
         self._pending.clear()
-        self._pool.clear()
 
     def _record(self, timed: _Timed) -> bool:
         if self._device.is_capturing():
             self._abandon(timed, "capture")
             return False
-        if timed.stream.device_index != self._pool_of:
-            self._pool_of = timed.stream.device_index
-            self._pool.clear()
-        event = self._pool.pop() if self._pool else self._device.make_event()
+        pool = self._pools.setdefault(timed.stream.device_index, [])
+        event = pool.pop() if pool else kept(self._device.make_event())
         event.record(timed.stream)
         timed.events.append(event)
         return True
@@ -167,8 +178,7 @@ class DeviceClock:
         self._tell("device_dropped", step=timed.number, reason=reason)
 
     def _release(self, timed: _Timed) -> None:
-        if timed.stream.device_index == self._pool_of:
-            self._pool += timed.events
+        self._pools.setdefault(timed.stream.device_index, []).extend(timed.events)
 
 
 class DeviceSteps:
@@ -205,7 +215,7 @@ class DeviceSteps:
         if self._failed or not self._is_ready():
             return
         try:
-            self._clock.poll()
+            self._clock.close()
         except Exception as error:
             self._step_aside(error)
 
