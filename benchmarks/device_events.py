@@ -89,7 +89,7 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
     blocks = {"a step that is not timed": loop(idle(), 0), "a timed step, ten marks": loop(idle(), 1)}
     if torch.cuda.is_available():
         torch.cuda.init()
-        real = device_events.cuda(lambda: False)
+        real = device_events.cuda(torch.cuda.current_device, lambda: False)
         blocks |= {"the same with this GPU's events": loop(real, 1)}
     took: dict[str, list[float]] = {name: [] for name in blocks}
     for _ in range(rounds):

@@ -20,6 +20,11 @@ COUNTERS = {
 }
 
 
+def counters_of(number: int) -> dict[str, Any]:
+    """Of the fourth device; the others are empty."""
+    return dict(COUNTERS) if number == 3 else dict.fromkeys(COUNTERS, 0)
+
+
 class Told(list[dict[str, Any]]):
     """What was told."""
 
@@ -31,7 +36,7 @@ def test_counters_are_read_once_in_a_while() -> None:
     """A reading takes as long as a hundred marks."""
     marker, _ = recording_marker()
     told = Told()
-    step_ended = hook.install(marker, told.tell, lambda: True, lambda: dict(COUNTERS))
+    step_ended = hook.install(marker, told.tell, lambda: 3, lambda: True, counters_of)
 
     for _ in range(100):
         step_ended()
@@ -54,7 +59,17 @@ def test_device_that_is_not_used_is_not_read() -> None:
     marker, _ = recording_marker()
     told = Told()
 
-    hook.install(marker, told.tell, lambda: False, lambda: dict(COUNTERS))()
+    hook.install(marker, told.tell, lambda: 3, lambda: False, counters_of)()
+
+    assert told == []
+
+
+def test_no_device_in_use_is_no_reading() -> None:
+    """The counters of a device that nobody uses are zeros, which say that a model takes no memory."""
+    marker, _ = recording_marker()
+    told = Told()
+
+    hook.install(marker, told.tell, lambda: None, lambda: True, counters_of)()
 
     assert told == []
 
@@ -65,11 +80,11 @@ def test_allocator_without_counters_is_asked_once(capsys: pytest.CaptureFixture[
     told = Told()
     asked: list[int] = []
 
-    def read() -> dict[str, Any]:
+    def read(_: int) -> dict[str, Any]:
         asked.append(1)
         raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
 
-    step_ended = hook.install(marker, told.tell, lambda: True, read)
+    step_ended = hook.install(marker, told.tell, lambda: 0, lambda: True, read)
     step_ended()
     step_ended()
 
@@ -81,7 +96,7 @@ def test_failed_allocation_is_told_with_its_step_and_phase() -> None:
     """The script may catch it and go on with a smaller batch: no end of the process would tell."""
     marker, _ = recording_marker()
     told = Told()
-    hook.install(marker, told.tell, lambda: False, dict)
+    hook.install(marker, told.tell, lambda: None, lambda: False, counters_of)
     marker.step(marker.enter(Phase.OPTIMIZER))
 
     for error in (torch.cuda.OutOfMemoryError("tried to allocate 2 GiB"), ValueError("shape")):

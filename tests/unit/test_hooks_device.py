@@ -23,19 +23,19 @@ class Script:
     def __init__(self, properties: Any = H100, environ: dict[str, str] | None = None):
         self.now_ns = 0
         self.ready = True
-        self.current = 0
+        self.used: int | None = 0
         self.asked = 0
         self.told: list[dict[str, Any]] = []
 
         def tell(name: str, **fields: Any) -> None:
             self.told.append({"event": name, **fields})
 
-        def current() -> int:
+        def used() -> int | None:
             self.asked += 1
-            return self.current
+            return self.used
 
         self.step_ended = device.install(
-            environ or {}, tell, lambda: self.ready, current, lambda _: properties, lambda: self.now_ns
+            environ or {}, tell, used, lambda: self.ready, lambda _: properties, lambda: self.now_ns
         )
 
 
@@ -70,12 +70,26 @@ def test_another_device_is_told_again() -> None:
     """A script may choose its device after its first step."""
     script = Script()
     script.step_ended()
-    script.current = 2
+    script.used = 2
     script.now_ns = device.INTERVAL_NS
 
     script.step_ended()
 
     assert [event["index"] for event in script.told] == [0, 2]
+
+
+def test_a_device_that_is_not_in_use_is_not_told() -> None:
+    """A script on the CPU that has looked what GPUs there are draws no energy on the first of them."""
+    script = Script()
+    script.used = None
+    script.step_ended()
+    before = list(script.told)
+
+    script.used = 1
+    script.now_ns = device.INTERVAL_NS
+    script.step_ended()
+
+    assert (before, [event["index"] for event in script.told]) == ([], [1])
 
 
 def test_an_older_torch_tells_less() -> None:
@@ -94,7 +108,7 @@ def test_a_device_that_fails_is_left_alone(capsys: pytest.CaptureFixture[str]) -
     def broken() -> int:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    step_ended = device.install({}, script.step_ended, lambda: True, broken, lambda _: H100)
+    step_ended = device.install({}, script.step_ended, broken, lambda: True, lambda _: H100)
     step_ended()
     step_ended()
 

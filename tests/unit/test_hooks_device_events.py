@@ -130,6 +130,18 @@ def test_a_script_that_turns_to_another_device_is_timed_there() -> None:
     assert [(told["step"], told["event"]) for told in timed.told] == [(n, "device_step") for n in range(1, 6)]
 
 
+def test_a_script_without_a_device_in_use_is_not_timed() -> None:
+    """It has initialized CUDA to look what there is, and trains on the CPU: an event would take half a GPU gigabyte."""
+    timed = loop()
+    unused = timed.gpu.device()._replace(stream=lambda: None)
+    steps = hook.DeviceSteps(timed.marker, unused, lambda _: True, timed.steps._tell)
+
+    steps.step_ended()
+
+    assert timed.told == [{"event": "device_dropped", "step": 0, "reason": "unused"}]
+    assert (timed.gpu.made, timed.gpu.contexts) == (0, set())
+
+
 def test_the_end_makes_no_context_on_another_device() -> None:
     """The thread that ends the process may never have used a device; its questions would go to the first one."""
     timed = loop()

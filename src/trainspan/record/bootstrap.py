@@ -129,27 +129,28 @@ def _place_cuda_graph(recorder: Recorder, patches: Patches, step_ends: list[Call
 def _await_device(recorder: Recorder, step_ends: list[Callable[[], None]]) -> None:
     """Watch the device once the script uses one: torch keeps such calls until then, and a CPU's steps cost nothing."""
 
-    def place_identity() -> None:
-        step_ended = _hook("device").install(os.environ, recorder.event)
-        step_ends.append(step_ended)
-
     def place_device() -> None:
-        _install_hook("device identity", place_identity)
-        _install_hook("device_events", place_events)
-        _install_hook(
-            "allocator", lambda: step_ends.append(_hook("allocator").install(recorder.marker, recorder.event))
-        )
+        used = _hook("used_device").used_device(recorder.stepping.lead)
+        _install_hook("device identity", partial(place_identity, used))
+        _install_hook("device_events", partial(place_events, used))
+        _install_hook("allocator", partial(place_allocator, used))
 
-    def place_events() -> None:
+    def place_identity(used: Callable[[], int | None]) -> None:
+        step_ends.append(_hook("device").install(os.environ, recorder.event, used))
+
+    def place_events(used: Callable[[], int | None]) -> None:
         events = _hook("device_events")
         takes = timed_steps(recorder, os.environ)
         if takes is not None:
             share = recorder.settings.device_share
             recorder.event("device_events", from_step=recorder.marker.steps() + 1, share=share)
-            device = events.cuda(recorder.captures.under_way)
+            device = events.cuda(used, recorder.captures.under_way)
             steps = events.DeviceSteps(recorder.marker, device, takes, recorder.event)
             step_ends.append(steps.step_ended)
             recorder.on_closing(steps.close)
+
+    def place_allocator(used: Callable[[], int | None]) -> None:
+        step_ends.append(_hook("allocator").install(recorder.marker, recorder.event, used))
 
     sys.modules["torch"].cuda._lazy_call(place_device)
 

@@ -6,7 +6,8 @@ put it in the place of what a script asks for:
 
     fake = FakeCuda()
     torch.cuda.is_initialized = lambda: True
-    torch.cuda.current_stream = lambda: fake.current
+    torch._C._cuda_hasPrimaryContext = lambda _: True
+    torch.cuda.current_stream = lambda _: fake.current
     torch.cuda.is_current_stream_capturing = lambda: fake.capturing
     torch.cuda.Event = fake.make_event
 """

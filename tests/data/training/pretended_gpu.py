@@ -32,9 +32,10 @@ def pretend() -> None:
     fake = FakeCuda()
     torch.cuda.is_initialized = lambda: True
     torch.cuda.current_device = lambda: int(os.environ.get("LOCAL_RANK", "0"))
+    torch._C._cuda_hasPrimaryContext = lambda _: True
     torch.cuda.get_device_properties = lambda _: SimpleNamespace(name="NVIDIA H100 80GB HBM3")
-    torch.cuda.memory_stats = lambda: MEMORY
-    torch.cuda.current_stream = lambda: fake.current
+    torch.cuda.memory_stats = lambda _: MEMORY
+    torch.cuda.current_stream = lambda _: fake.current
     torch.cuda.is_current_stream_capturing = lambda: fake.capturing
     torch.cuda.Event = fake.make_event
     for call, _ in torch.cuda._queued_calls:

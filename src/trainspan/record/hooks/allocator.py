@@ -35,8 +35,9 @@ _FIELDS: Final = {
 def install(
     marker: Marker,
     tell: Callable[..., None],
+    used: Callable[[], int | None],
     is_ready: Callable[[], bool] = torch.cuda.is_initialized,
-    read: Callable[[], dict[str, Any]] = torch.cuda.memory_stats,
+    read: Callable[[int], dict[str, Any]] = torch.cuda.memory_stats,
     wire_of: Callable[[int], str] = lambda number: Phase(number).wire,
 ) -> Callable[[], None]:
     """What is to be called at the end of every step of training.
@@ -44,8 +45,9 @@ def install(
     Args:
         marker: of the recording; it tells of the phases that an exception leaves.
         tell: `tell("allocator", **fields)` appends an event.
-        is_ready: whether a device is in use.
-        read: the counters of the allocator of the current device.
+        used: number of the device that trains; None: none does.
+        is_ready: whether CUDA is in use.
+        read: the counters of the allocator of the device of that number.
         wire_of: what the phase of a number is called.
     """
     next_ns = 0
@@ -59,7 +61,10 @@ def install(
             return
         next_ns = now_ns + INTERVAL_NS
         try:
-            counters = read()
+            number = used()
+            if number is None:
+                return
+            counters = read(number)
             tell("allocator", **{field: counters[name] for field, name in _FIELDS.items() if name in counters})
         except Exception as error:
             next_ns = sys.maxsize  # an allocator of another kind has no such counters, now or later

@@ -30,8 +30,8 @@ INTERVAL_NS: Final = 10_000_000_000
 def install(
     environ: Mapping[str, str],
     tell: Callable[..., None],
+    used: Callable[[], int | None],
     is_ready: Callable[[], bool] = torch.cuda.is_initialized,
-    current: Callable[[], int] = torch.cuda.current_device,
     properties: Callable[[int], Any] = torch.cuda.get_device_properties,
     now: Callable[[], int] = monotonic_ns,
 ) -> Callable[[], None]:
@@ -40,8 +40,8 @@ def install(
     Args:
         environ: the environment, of which what CUDA shows is read.
         tell: `tell("device", **fields)` appends an event.
-        is_ready: whether a device is in use.
-        current: number of the current device.
+        used: number of the device that trains; None: none does.
+        is_ready: whether CUDA is in use.
         properties: of the device of that number.
         now: monotonic ns.
     """
@@ -55,8 +55,8 @@ def install(
             return
         next_ns = now_ns + INTERVAL_NS
         try:
-            number = current()
-            if number != known:
+            number = used()
+            if number is not None and number != known:
                 known = number
                 tell("device", **fields_of(number, properties(number), environ))
         except Exception as error:

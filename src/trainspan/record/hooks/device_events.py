@@ -9,7 +9,7 @@ of them has been reached; only then the times between them are read, and appende
     device_step     step; times_ns: of the step's marks, on the host; offsets_ns: when the device reached the
                     beginning of the step and then each of them, counted from the former
     device_dropped  step; reason: `capture` a graph was being captured, `long` too many marks, `behind` the device had
-                    too many timed steps before it
+                    too many timed steps before it, `unused` no device is in use
 
 Nothing ever waits for the device, and nothing is asked of it while a graph is being captured, on whichever thread: a
 query then would invalidate the capture. Work on other streams (communication, copies) is seen as far as the step's own
@@ -64,12 +64,12 @@ class Event(Protocol):
 class Device(NamedTuple):
     """What is asked of the devices of one kind. `is_ready()`: whether the user has begun to use one.
 
-    `stream()`: the current one. `is_capturing()`: whether a graph is being captured. `on(number)`: makes that device
-    the calling thread's, for a while.
+    `stream()`: the current one of the device that trains; None: none does. `is_capturing()`: whether a graph is being
+    captured. `on(number)`: makes that device the calling thread's, for a while.
     """
 
     is_ready: Callable[[], bool]
-    stream: Callable[[], Stream]
+    stream: Callable[[], Stream | None]
     make_event: Callable[[], Event]
     is_capturing: Callable[[], bool]
     on: Callable[[int], AbstractContextManager[Any]]
@@ -84,15 +84,21 @@ class _Timed(NamedTuple):
     events: list[Event]
 
 
-def cuda(captures: Callable[[], bool]) -> Device:
+def cuda(used: Callable[[], int | None], captures: Callable[[], bool]) -> Device:
     """The device behind `torch.cuda`, which is never initialized from here.
 
     Args:
+        used: number of the device that trains; None: none does.
         captures: whether a graph is being captured on any thread, as far as the hooks have seen it begin.
     """
+
+    def stream() -> Stream | None:
+        number = used()
+        return None if number is None else torch.cuda.current_stream(number)
+
     return Device(
         torch.cuda.is_initialized,
-        torch.cuda.current_stream,
+        stream,
         lambda: torch.cuda.Event(enable_timing=True),
         lambda: captures() or torch.cuda.is_current_stream_capturing(),
         torch.cuda.device,
@@ -118,7 +124,11 @@ class DeviceClock:
             # Not the oldest, which the device is closest to: one that stays behind would never finish any.
             self._tell("device_dropped", step=number, reason="behind")
             return False
-        self._now = _Timed(number, self._device.stream(), [], [])
+        stream = self._device.stream()
+        if stream is None:
+            self._tell("device_dropped", step=number, reason="unused")
+            return False
+        self._now = _Timed(number, stream, [], [])
         return self._record(self._now)
 
     def mark(self, time_ns: int) -> None:
