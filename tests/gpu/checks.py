@@ -105,10 +105,13 @@ def _pairs(bench: Bench, name: str, *arguments: str) -> tuple[list[float], float
 def synchronizations(bench: Bench) -> Iterator[Row]:
     """How often the host waits for the device, with and without trainspan, every step timed and its loss logged."""
     steps = str(bench.amounts.profiled_steps)
-    ours = bench.recorded("syncs", steps).answer["waits"]
-    plain = bench.unrecorded("syncs", steps).answer["waits"]
+    recorded, unrecorded = bench.recorded("syncs", steps).answer, bench.unrecorded("syncs", steps).answer
+    ours, plain = recorded["waits"], unrecorded["waits"]
     # The profiler's run ends with a wait: one that saw none cannot count them.
-    yield Row(f"waits for the device in {steps} steps", f"{ours} against {plain}", "the same", ours == plain != {})
+    yield Row(f"waits for the device in 2 x {steps} steps", f"{ours} against {plain}", "the same", ours == plain != {})
+    # Without one, nothing was shown of what is logged.
+    copies = f"{recorded['copies']} against {unrecorded['copies']}"
+    yield Row("copies of the loss in them", copies, "some", recorded["copies"] > unrecorded["copies"])
 
 
 def energy(bench: Bench) -> Iterator[Row]:

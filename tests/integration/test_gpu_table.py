@@ -219,7 +219,7 @@ def test_waits_are_counted_by_the_call(pretended: Bench) -> None:
     """A CPU has none; what is logged is a tensor all the same."""
     run = pretended.unrecorded("syncs", "2")
 
-    assert run.answer == {"waits": {}}
+    assert run.answer == {"waits": {}, "copies": 0}
 
 
 @pytest.mark.parametrize(
@@ -232,11 +232,20 @@ def test_waits_are_counted_by_the_call(pretended: Bench) -> None:
 )
 def test_an_added_wait_fails_and_so_do_none_at_all(ours: dict[str, int], plain: dict[str, int], holds: bool) -> None:
     """The profiled run ends with a wait: a profiler that has not seen it has seen nothing."""
-    run, other = (Run(0, (), range(0), waits=waits) for waits in (ours, plain))
+    run, other = Run(0, (), range(0), waits=ours, copies=40), Run(0, (), range(0), waits=plain, copies=0)
 
-    (row,) = rows_of("synchronizations", cast("Bench", Told(run, other))).values()
+    waits, copies = rows_of("synchronizations", cast("Bench", Told(run, other))).values()
 
-    assert row.holds is holds
+    assert (waits.holds, copies.holds) == (holds, True)
+
+
+def test_a_run_without_a_copy_of_the_loss_has_shown_nothing() -> None:
+    """Of one name a number is copied once a second: steps that log it anew each time once took less, all together."""
+    run, other = (Run(0, (), range(0), waits={"cudaDeviceSynchronize": 3}, copies=0) for _ in range(2))
+
+    _, copies = rows_of("synchronizations", cast("Bench", Told(run, other))).values()
+
+    assert copies.holds is False
 
 
 def test_step_times_are_compared_in_pairs(pretended: Bench) -> None:

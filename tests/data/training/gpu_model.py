@@ -3,7 +3,8 @@
 steps N         take N steps
 seconds S       train for S seconds; the answer has the raw energy counter after the first step and the last
 profile N       take 5 steps, then N under torch's profiler; the answer has what the device did in each phase
-syncs N         the same, logging each loss; the answer has how often the host waited for the device
+syncs N         the same, logging each loss, and N steps more once they are there; the answer has how often the host
+                waited for the device, and how often something was copied from there
 serve           take as many steps as each line of standard input says; an answer each
 
 The device `pretended` is the CPU, on a torch that says it uses a GPU.
@@ -31,12 +32,15 @@ WARM_UP = 5
 STEPS_AHEAD = 7
 """Less than the timed steps that may wait for the device."""
 SETTLE_S = 3
+LOGGED_S = 1.2
+"""Longer than the log takes between two looks at what has arrived."""
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 WAITS = (
     *("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cudaMemcpy2D"),
     *("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"),
 )
+COPY = "Memcpy DtoH"
 MODES = {"compiled": None, "overhead": "reduce-overhead"}
 """Of torch.compile; the latter replays CUDA graphs in forward and backward."""
 
@@ -103,7 +107,8 @@ class Trainer:
             self.optimizer.step()
         self.optimizer.zero_grad()
         if self.log is not None:
-            self.log("loss", loss)
+            # Of one name a number is copied once a second: these steps take less.
+            self.log(f"loss {self.steps}", loss)
 
     def _captured(self) -> Any:
         aside = torch.cuda.Stream()
@@ -153,12 +158,15 @@ def train_for(trainer: Trainer, seconds: float) -> None:
     answer(uuid=told, steps=trainer.steps, seconds=time.monotonic() - begun_s, drawn_j=drawn_j)
 
 
-def under_profiler(trainer: Trainer, steps: int) -> Any:
-    """What torch's profiler saw of that many steps."""
+def under_profiler(trainer: Trainer, steps: int, *more: int) -> Any:
+    """What torch's profiler saw of that many steps, and of more, each time a while later."""
     trainer.take(WARM_UP)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (trainer.device.type == "cuda")
     with profile(activities=activities) as seen:
         trainer.take(steps)
+        for count in more:
+            time.sleep(LOGGED_S)
+            trainer.take(count)
     return seen
 
 
@@ -172,9 +180,10 @@ def profile_steps(trainer: Trainer, steps: int) -> None:
 
 
 def count_waits(trainer: Trainer, steps: int) -> None:
-    """Say how often the host waited for the device, by the call."""
-    seen = under_profiler(trainer, steps)
-    answer(waits=dict(Counter(event.name for event in seen.events() if event.name in WAITS)))
+    """Say how often the host waited for the device, by the call, and how often something was copied from there."""
+    names = [event.name for event in under_profiler(trainer, steps, steps).events()]
+    copies = sum(name.startswith(COPY) for name in names)
+    answer(waits=dict(Counter(name for name in names if name in WAITS)), copies=copies)
 
 
 def events_of(seen: Any) -> list[dict[str, Any]]:
