@@ -51,6 +51,10 @@ class CudaCopies:
 
     Both are used again and never let go of: freed, pinned memory that a device has written to gets an event by torch,
     which ends a DataLoader's worker that was forked in the meantime.
+
+    A number in memory of another stream than the current one may be overwritten before it is copied, once the script
+    drops it. `record_stream` would see to that, and break what `torch.compile` captures: its allocator refuses blocks
+    that wait for an event.
     """
 
     def __init__(self, cuda: Cuda):
