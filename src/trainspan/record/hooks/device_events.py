@@ -76,10 +76,11 @@ class Device(NamedTuple):
 
 
 class _Timed(NamedTuple):
-    """A step with its events: the first at its beginning, then one for each of its marks."""
+    """A step with its events, out of `pool`: the first at its beginning, then one for each of its marks."""
 
     number: int
     stream: Stream
+    pool: list[Event]
     times_ns: list[int]
     events: list[Event]
 
@@ -128,7 +129,7 @@ class DeviceClock:
         if stream is None:
             self._tell("device_dropped", step=number, reason="unused")
             return False
-        self._now = _Timed(number, stream, [], [])
+        self._now = _Timed(number, stream, self._pools.setdefault(stream.device_index, []), [], [])
         return self._record(self._now)
 
     def mark(self, time_ns: int) -> None:
@@ -157,7 +158,7 @@ class DeviceClock:
             self._pending.popleft()
             first = timed.events[0]
             offsets_ns = [0, *(round(first.elapsed_time(event) * _NS_PER_MS) for event in timed.events[1:])]
-            self._release(timed)
+            timed.pool.extend(timed.events)
             self._tell("device_step", step=timed.number, times_ns=timed.times_ns, offsets_ns=offsets_ns)
 
     def close(self) -> None:
@@ -176,19 +177,15 @@ class DeviceClock:
         if self._device.is_capturing():
             self._abandon(timed, "capture")
             return False
-        pool = self._pools.setdefault(timed.stream.device_index, [])
-        event = pool.pop() if pool else kept(self._device.make_event())
+        event = timed.pool.pop() if timed.pool else kept(self._device.make_event())
         event.record(timed.stream)
         timed.events.append(event)
         return True
 
     def _abandon(self, timed: _Timed, reason: str) -> None:
         self._now = None
-        self._release(timed)
+        timed.pool.extend(timed.events)
         self._tell("device_dropped", step=timed.number, reason=reason)
-
-    def _release(self, timed: _Timed) -> None:
-        self._pools.setdefault(timed.stream.device_index, []).extend(timed.events)
 
 
 class DeviceSteps:
