@@ -7,12 +7,12 @@ _seen: Counter[str] = Counter()
 
 
 def warn_once(cause: str, message: str) -> None:
-    """Print `trainspan: message` on stderr the first time `cause` comes; count it every time."""
+    """Print `trainspan: message` on stderr the first time `cause` comes, as one line; count it every time."""
     _seen[cause] += 1
     if _seen[cause] > 1 or sys.stderr is None:  # a None would make print() write into the user's stdout
         return
     try:
-        print(f"trainspan: {message}", file=sys.stderr, flush=True)
+        print("trainspan:", *message.split(), file=sys.stderr, flush=True)
     except (OSError, ValueError):
         return  # stderr is closed: there is nobody left to tell, and the user's program must go on
 

@@ -27,6 +27,15 @@ def test_warning_comes_once_for_each_cause(capsys: pytest.CaptureFixture[str]) -
     assert (seen()["test-once"], seen()["test-another"]) == (3, 1)
 
 
+def test_warning_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """What CUDA says of an error has several, of which only the first would be ours."""
+    warn_once("test-lines", "no more device times (CUDA error: an illegal access\nFor debugging:\n  a flag)")
+
+    assert capsys.readouterr().err == (
+        "trainspan: no more device times (CUDA error: an illegal access For debugging: a flag)\n"
+    )
+
+
 def test_counts_handed_out_are_a_copy() -> None:
     """A reader that changes the counts would silence a warning that never came."""
     warn_once("test-copy", "said")
