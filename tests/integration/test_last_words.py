@@ -1,6 +1,8 @@
 """A rank that dies tells, through its recording, what it was doing; and a collector that fails hurts nobody."""
 
 import json
+import os
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -98,6 +100,31 @@ def test_job_that_is_told_to_stop_is_stopped_and_no_rank_is_blamed(
     assert ends == [("stopped", "forward", STEP, "SIGTERM")] * 2
 
 
+def test_rank_that_torchrun_stops_because_another_died_is_not_blamed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of eight ranks of a node one is killed, and torchrun ends the rest: seven deaths would hide the one."""
+    script = (str(SCRIPTS / "mortal.py"), "forward", "hang", str(STEP))
+    with subprocess.Popen(
+        [*TORCHRUN, "--nproc-per-node=2", *script],
+        env=training_environ(tmp_path, RUN),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as torchrun:
+        assert torchrun.stdout is not None
+        assert [torchrun.stdout.readline() for _ in range(2)] == ["hanging\n"] * 2
+        os.kill(_pid_of_rank(1, torchrun.pid), signal.SIGKILL)
+    wait_for_relay(tmp_path)
+
+    assert main(["report", "last-words", "--dir", str(tmp_path), "--json"]) == 0
+
+    said = json.loads(capsys.readouterr().out)
+    ends = [(rank["ended"], rank["ended_phase"], rank["ended_step"], rank["ended_cause"]) for rank in said["ranks"]]
+    assert said["state"] == "failed"
+    assert ends == [("stopped", "forward", STEP, "SIGTERM"), ("died", "forward", STEP, "SIGKILL")]
+
+
 def test_an_uncaught_exception_is_told_without_its_message(tmp_path: Path) -> None:
     """A message can hold data; the type and the place do not."""
     with OtlpSink() as sink:
@@ -123,6 +150,14 @@ def exit_without_s(tmp_path_factory: pytest.TempPathFactory) -> float:
         "mortal.py", "none", "nothing", "0", state=tmp_path_factory.mktemp("off"), environ={"TRAINSPAN_ENABLED": "0"}
     )
     return ended.at_s - float(ended.lines[-1]["left_s"])
+
+
+def _pid_of_rank(rank: int, launcher: int) -> int:
+    """The child of a launcher that has this rank."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    wanted = f"RANK={rank}".encode()
+    (pid,) = (int(child) for child in children if wanted in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"))
+    return pid
 
 
 @contextmanager

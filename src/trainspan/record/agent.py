@@ -81,9 +81,10 @@ def agent_imported() -> None:
 
     _follow("__init__", before=open_recording)
     _follow("_assign_worker_ranks", before=newest(_AgentRecording.propose), after=newest(_AgentRecording.settle))
-    _follow("_start_workers", before=newest(_AgentRecording.number_attempt))
+    _follow(
+        "_start_workers", before=newest(_AgentRecording.number_attempt), after=newest(_AgentRecording.watch_workers)
+    )
     _follow("_monitor_workers", after=newest(_AgentRecording.note))
-    _follow("_shutdown", before=newest(_AgentRecording.note_stop))
     metrics = torchelastic.install(LocalElasticAgent, Patches(), tell, attempt_of)
     LocalElasticAgent.run = run_agent
 
@@ -143,6 +144,7 @@ class _AgentRecording:
         if self._counts:
             identity = identity._replace(attempt=max(identity.attempt, attempts.next_of(self._folder)))
         self._first = identity.attempt
+        self._stopped: dict[int, str] = {}  # by pid, with which signal
         self._writer: RecordingWriter | None = open_writer(values, identity, layout.CAPACITY_MIN)
         place = place_of(environ)
         if place:
@@ -173,21 +175,37 @@ class _AgentRecording:
             with contextlib.suppress(OSError, RecordingRefused):
                 attempts.take(self._folder, attempt)
 
+    def watch_workers(self, agent: Any, *_: Any, **__: Any) -> None:
+        """Record whom the agent stops from now on: also those that are left when one of them has failed."""
+        workers = agent._pcontext
+        close = workers.close
+        self._stopped = {}
+
+        @functools.wraps(close)
+        def noted(death_sig: Signals | None = None, *args: Any, **kwargs: Any) -> Any:
+            _quietly(lambda: self.note_stop(workers, death_sig or Signals.SIGTERM))
+            return close(death_sig, *args, **kwargs)
+
+        workers.close = noted
+
     def note(self, agent: Any, result: Any, *_: Any, **__: Any) -> None:
         """Record how each worker ended: `result` is what the agent's own look at its workers gave."""
         attempt = self.attempt_of(agent)
         for failure in result.failures.values():
             signal = failure.signal_name() if failure.exitcode < 0 else None
+            if signal is not None and signal == self._stopped.get(failure.pid):
+                continue  # as it was told to: newer ones of torch have those among the failures
             self.event("worker_ended", attempt=attempt, pid=failure.pid, exit_code=failure.exitcode, signal=signal)
         if result.state.name == "SUCCEEDED":
             for pid in agent._pcontext.pids().values():
                 self.event("worker_ended", attempt=attempt, pid=pid, exit_code=0, signal=None)
 
-    def note_stop(self, agent: Any, death_sig: Signals = Signals.SIGTERM, *_: Any, **__: Any) -> None:
-        """Record which workers the agent is about to stop: their end is not what ends the attempt."""
-        for pid in agent._pcontext.pids().values() if agent._pcontext else ():
+    def note_stop(self, workers: Any, signal: Signals) -> None:
+        """Record which workers are about to be stopped: their end is not what ends the attempt."""
+        for pid in workers.pids().values():
             if _lives(pid):
-                self.event("worker_stopped", pid=pid, signal=death_sig.name)
+                self._stopped[pid] = signal.name
+                self.event("worker_stopped", pid=pid, signal=signal.name)
 
     def event(self, name: str, /, **fields: Any) -> None:
         """Append an event."""
