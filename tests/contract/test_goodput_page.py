@@ -1,6 +1,7 @@
 """docs/goodput.md says what the code says."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,15 @@ def test_options_on_the_page_are_those_of_the_command(capsys: pytest.CaptureFixt
 
     understood = capsys.readouterr().out
     assert [option for option in set(re.findall(r"--[a-z][a-z-]+", PAGE)) if option not in understood] == []
+
+
+@pytest.mark.parametrize("example", re.findall(r"^trainspan (goodput.*?)(?: +#.*)?$", PAGE, re.MULTILINE))
+def test_example_lacks_nothing_but_a_run(
+    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who copies it has a run, and wants an answer."""
+    monkeypatch.chdir(tmp_path)
+
+    main([*shlex.split(example), "--dir", str(tmp_path)])
+
+    assert re.search(r"no run|log\.jsonl", capsys.readouterr().err)
