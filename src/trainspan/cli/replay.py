@@ -82,13 +82,19 @@ def fold(folder: Path, environ: Mapping[str, str]) -> int:
 
 
 class _Bars:
-    """A bar for each file; on a stream that is no terminal only the last state is printed."""
+    """A bar for each file; on a stream that is no terminal only the last state is printed.
 
-    def __init__(self, bars: Bars):
+    Nothing is shown before the first one: to show no bar takes an empty line.
+    """
+
+    def __init__(self, bars: Bars, shown: contextlib.ExitStack):
         self._bars = bars
+        self._shown = shown
         self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, progress: Progress) -> None:
+        if not self._tasks:
+            self._shown.enter_context(self._bars)
         if progress.file not in self._tasks:
             self._tasks[progress.file] = self._bars.add_task(progress.file, total=progress.total_bytes)
         self._bars.update(self._tasks[progress.file], completed=progress.done_bytes)
@@ -97,8 +103,8 @@ class _Bars:
 @contextlib.contextmanager
 def _bars() -> Iterator[_Bars]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
-    with Bars(*columns, console=Console(stderr=True)) as bars:
-        yield _Bars(bars)
+    with contextlib.ExitStack() as shown:
+        yield _Bars(Bars(*columns, console=Console(stderr=True)), shown)
 
 
 def _show(folder: Path, report: ReplayReport) -> None:
