@@ -272,7 +272,7 @@ SPANS = (
     Name(SPAN_INIT_FIRST_STEP, "The first step, with what is done only once: compilation, autotuning, lazy state."),
     Name(SPAN_COMPILE, "The compiler made one graph of torch.compile, or one anew."),
     Name(SPAN_VALIDATION, "A loop over validation data: as the script says, or of forward passes without gradients."),
-    Name(SPAN_SEGMENT, "A stretch of up to 60 s of training, so that a long run shows while it runs."),
+    Name(SPAN_SEGMENT, "A stretch of 60 s of training, longer after 8 hours, so that a long run shows while it runs."),
     Name(SPAN_STALL, "A rank gave no sign for far longer than its steps take: it hung, or worked without torch."),
     Name(SPAN_CHECKPOINT_SAVE, "One save of a checkpoint: a call of the library, or its work in the background."),
     Name(SPAN_CHECKPOINT_LOAD, "One load of a checkpoint."),
@@ -316,7 +316,7 @@ SPAN_ATTRIBUTES = (
     Name(SPANS_CUT, "Phases of this rank's step that have no span, because the trace would be too large."),
     Name(CHECKPOINT_PART, "Either `blocking`; or of an asynchronous save `staging`, which blocks, and `background`."),
     Name(CHECKPOINT_PATH, "Hash of the checkpoint's path, or the path itself where that is wished."),
-    Name(CHECKPOINT_BYTES, "Size of the file that was saved, in bytes."),
+    Name(CHECKPOINT_BYTES, "Size of the file that was saved, in bytes; missing where a directory was."),
     Name(SKIPPED, "True for a step whose gradients were not finite: the gradient scaler skipped the optimizer."),
     Name(VALIDATION_ITERATIONS, "Batches of the loop, as the script counts them; or forward passes."),
     Name(COLLECTIVE_OP, "What the collective did: `all_reduce`, `send`; or `wait` for one that was launched earlier."),
@@ -501,7 +501,10 @@ CHECKPOINT_DURATION = Metric(
     (CHECKPOINT_KIND, CHECKPOINT_PART, CHECKPOINT_OUTCOME),
 )
 CHECKPOINT_SIZE = Metric(
-    "training.checkpoint.size", "gauge", "By", "Size of the largest file of a checkpoint that the rank has saved."
+    "training.checkpoint.size",
+    "gauge",
+    "By",
+    "Size of the largest file that the rank has saved as a checkpoint; missing where it saves directories.",
 )
 
 STEPS_SKIPPED = Metric(

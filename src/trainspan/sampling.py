@@ -2,7 +2,7 @@
 
 `OTEL_TRACES_SAMPLER` and `OTEL_TRACES_SAMPLER_ARG` decide as the OpenTelemetry specification says. While the variable
 is not set, the first steps of an attempt are sampled, and a fixed share by trace id. What only the outcome tells (slow,
-failed, last) is the relay's to add.
+straggling, failed, last) is the relay's to add.
 
 Source: OpenTelemetry specification, "General SDK configuration" and "TraceIdRatioBased".
 """
