@@ -434,6 +434,20 @@ def test_command_that_gives_up_is_a_failure(
     assert not (state / "launches").exists()
 
 
+def test_process_that_takes_its_time_to_leave_is_waited_for(environ: dict[str, str]) -> None:
+    """It has closed its recording and still frees its devices and hands in its logs; its exit code comes after that."""
+    environ["TRAINSPAN_RUN_ID"] = "slow"
+
+    ran = run(["--", sys.executable, "-c", f"import atexit, time; atexit.register(time.sleep, 8)\n{TRAINS}"], environ)
+
+    report = subprocess.run(
+        [sys.executable, "-m", "trainspan", "report", "slow", "--json"], env=environ, check=True, capture_output=True
+    )
+    (rank,) = json.loads(report.stdout)["ranks"]
+    assert ran.returncode == 5
+    assert (rank["ended"], rank["ended_cause"]) == ("exited", "exit code 5")
+
+
 def test_command_that_trains_nothing_leaves_nothing(environ: dict[str, str], state: Path) -> None:
     """Not even the folder in which the relay would have been told how it ended."""
     assert run(["--", "true"], environ).returncode == 0

@@ -246,8 +246,7 @@ class Pipeline:
         for event in self._last_words.read() if self._dying else ():
             self._launchers.hear(event, os.uname().nodename)
         for dying in self._dying:
-            may_tell = self._launchers.may_tell(dying.follower.reader)
-            if may_tell and now_ns - dying.seen_ns < wait_ns:
+            if dying.awaits_word(self._launchers, now_ns, wait_ns):
                 still_waiting.append(dying)
             else:
                 self._bury_one(dying, now_ns)
