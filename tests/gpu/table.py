@@ -184,7 +184,7 @@ def main(
         "--json", metavar="FILE", type=Path, help="write what was shown; what FILE has of other checks stays"
     )
     parser.add_argument("--only", metavar="NAMES", type=_names_of, help="these checks alone, with commas between them")
-    parser.add_argument("--within", metavar="SECONDS", type=float, default=WITHIN_S, help="begin none after that time")
+    parser.add_argument("--within", metavar="SECONDS", type=float, default=WITHIN_S, help="end what is not through")
     parser.add_argument(
         "--record", metavar="FILE", type=Path, help="write what NVML says of this machine, and do no more"
     )
