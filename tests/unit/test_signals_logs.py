@@ -89,6 +89,15 @@ def test_a_death_as_it_goes_on_the_wire() -> None:
     }
 
 
+def test_process_that_its_launcher_stopped_is_no_fatal_error() -> None:
+    """Who alerts on what is fatal hears of the rank that died, and not of the seven that were stopped because of it."""
+    record = died_record(source_of(0), ProcessEnd(1700, "stopped", "SIGTERM"), STEP, UNIX_NS)
+
+    made = shown(record)
+    assert made["severity"] == (SeverityNumber.WARN, "WARN")
+    assert made["body"] == "process ended by SIGTERM of its launcher in backward of step 41"
+
+
 def test_before_the_first_step_the_record_belongs_to_the_process() -> None:
     """There is no step to point to, but there is a process."""
     record = died_record(source_of(1), ProcessEnd(1700, "died"), None, UNIX_NS)

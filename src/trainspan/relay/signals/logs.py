@@ -57,7 +57,7 @@ def exception_record(
 
 
 def died_record(source: RankSource, end: ProcessEnd, step: RankStep | None, observed_unix_ns: int) -> ReadableLogRecord:
-    """The record of a process that is gone without having closed its recording.
+    """The record of a process that is gone without having closed its recording; of a stopped one a warning.
 
     Args:
         source: the rank.
@@ -68,7 +68,9 @@ def died_record(source: RankSource, end: ProcessEnd, step: RankStep | None, obse
     attributes: dict[str, str | int] = {names.END_REASON: end.reason}
     if step is not None:
         attributes[names.PHASE] = phase_of_end(step).wire
-    return _record(names.EVENT_DIED, end.sentence(step), source, end.at_ns, observed_unix_ns, attributes, _number(step))
+    severity = SeverityNumber.WARN if end.reason == "stopped" else SeverityNumber.FATAL
+    body = end.sentence(step)
+    return _record(names.EVENT_DIED, body, source, end.at_ns, observed_unix_ns, attributes, _number(step), severity)
 
 
 def out_of_memory_record(source: RankSource, event: Mapping[str, Any], observed_unix_ns: int) -> ReadableLogRecord:
