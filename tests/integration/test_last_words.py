@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,28 +76,41 @@ def test_torchrun_tells_the_signal_and_the_first_to_die_is_the_cause(tmp_path: P
     assert processes[0].error.endswith("in backward of step 3")
 
 
-def test_job_that_is_told_to_stop_is_stopped_and_no_rank_is_blamed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What preempts a job ends the launcher, which ends its ranks: nothing is wrong with any of them."""
+@contextmanager
+def two_hanging_ranks(state: Path) -> Iterator[subprocess.Popen[str]]:
+    """torchrun, once both of its ranks stand still; on leaving it has ended."""
     script = (str(SCRIPTS / "mortal.py"), "forward", "hang", str(STEP))
     with subprocess.Popen(
         [*TORCHRUN, "--nproc-per-node=2", *script],
-        env=training_environ(tmp_path, RUN),
+        env=training_environ(state, RUN),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     ) as torchrun:
         assert torchrun.stdout is not None
         assert [torchrun.stdout.readline() for _ in range(2)] == ["hanging\n"] * 2
+        yield torchrun
+
+
+def reported(state: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, list[tuple[Any, ...]]]:
+    """What the report says of the run, and how each rank ended, where and why."""
+    assert main(["report", "last-words", "--dir", str(state), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    ends = [(rank["ended"], rank["ended_phase"], rank["ended_step"], rank["ended_cause"]) for rank in said["ranks"]]
+    return said["state"], ends
+
+
+def test_job_that_is_told_to_stop_is_stopped_and_no_rank_is_blamed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What preempts a job ends the launcher, which ends its ranks: nothing is wrong with any of them."""
+    with two_hanging_ranks(tmp_path) as torchrun:
         torchrun.terminate()
     wait_for_relay(tmp_path)
 
-    assert main(["report", "last-words", "--dir", str(tmp_path), "--json"]) == 0
+    state, ends = reported(tmp_path, capsys)
 
-    said = json.loads(capsys.readouterr().out)
-    ends = [(rank["ended"], rank["ended_phase"], rank["ended_step"], rank["ended_cause"]) for rank in said["ranks"]]
-    assert said["state"] == "stopped"
+    assert state == "stopped"
     assert ends == [("stopped", "forward", STEP, "SIGTERM")] * 2
 
 
@@ -104,24 +118,13 @@ def test_rank_that_torchrun_stops_because_another_died_is_not_blamed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of eight ranks of a node one is killed, and torchrun ends the rest: seven deaths would hide the one."""
-    script = (str(SCRIPTS / "mortal.py"), "forward", "hang", str(STEP))
-    with subprocess.Popen(
-        [*TORCHRUN, "--nproc-per-node=2", *script],
-        env=training_environ(tmp_path, RUN),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as torchrun:
-        assert torchrun.stdout is not None
-        assert [torchrun.stdout.readline() for _ in range(2)] == ["hanging\n"] * 2
+    with two_hanging_ranks(tmp_path) as torchrun:
         os.kill(_pid_of_rank(1, torchrun.pid), signal.SIGKILL)
     wait_for_relay(tmp_path)
 
-    assert main(["report", "last-words", "--dir", str(tmp_path), "--json"]) == 0
+    state, ends = reported(tmp_path, capsys)
 
-    said = json.loads(capsys.readouterr().out)
-    ends = [(rank["ended"], rank["ended_phase"], rank["ended_step"], rank["ended_cause"]) for rank in said["ranks"]]
-    assert said["state"] == "failed"
+    assert state == "failed"
     assert ends == [("stopped", "forward", STEP, "SIGTERM"), ("died", "forward", STEP, "SIGKILL")]
 
 
