@@ -160,6 +160,16 @@ def test_mfu_is_of_the_newest_steps() -> None:
     assert throughput.mfu == pytest.approx(0.06)
 
 
+def test_mfu_counts_the_steps_of_the_first_look() -> None:
+    """However many of them the relay finds when it begins; `trainspan goodput` counts them, too."""
+    throughput = Throughput(FlopsKnown(per_token=6.0, peak_per_s=102_400.0))
+
+    throughput.count(steps_of(1, tokens=3 * 1024))
+    throughput.count(steps_of(1, first=1))
+
+    assert throughput.mfu == pytest.approx(0.12)
+
+
 def test_what_the_user_counts_stands() -> None:
     """Only the user knows of padding and of packing; a total that shrinks is none."""
     throughput = Throughput(FlopsKnown(per_token=2.0))

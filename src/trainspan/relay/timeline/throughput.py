@@ -121,10 +121,9 @@ class Throughput:
     def mfu(self) -> float | None:
         """Of the newest steps, or of all while there are few; None where the FLOPs or the peak are not known."""
         peak = self._known.peak_per_s
-        if peak is None or not self._milestones:
+        if peak is None or len(self._milestones) < 2:
             return None
-        last = self._milestones[-1]
-        first = self._milestones[0] if len(self._milestones) > 1 else _Milestone(0, 0, 0.0)
+        first, last = self._milestones[0], self._milestones[-1]
         time_s = (last.time_ns - first.time_ns) * _NS
         return (last.flops - first.flops) / (time_s * peak) if time_s > 0 else None
 
@@ -154,9 +153,10 @@ class Throughput:
     def _measure_anew(self) -> None:
         """Forget how many FLOPs there were when; from the beginning, or from where another relay left it."""
         self._milestones.clear()
-        flops = self._flops()
-        if self._went_on and flops is not None:
-            self._milestones.append(_Milestone(self._steps, self._time_ns, flops))
+        flops = self._flops() if self._went_on else 0.0
+        if flops is not None:
+            steps, time_ns = (self._steps, self._time_ns) if self._went_on else (0, 0)
+            self._milestones.append(_Milestone(steps, time_ns, flops))
 
 
 def _flops_in(told: Mapping[str, Any], name: str) -> float | None:
