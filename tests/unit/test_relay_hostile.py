@@ -139,6 +139,7 @@ def events_of(fields_by_name: dict[str, tuple[str, ...]]) -> st.SearchStrategy[l
 @example([{"event": "scalars", "values": {"loss": HUGE}}])
 @example([{"event": "allocator", "reserved_bytes": 1 << 64, "retries": True}])
 @example([{"event": "misuse", "kind": "x", "count": 1 << 64}])
+@example([{"event": "out_of_memory", "phase": "forward", "step": 1 << 63}])
 @example([{"event": "import", "start_ns": -1, "end_ns": HUGE}])
 @example([{"event": "device_events", "share": float("nan"), "from_step": 0}])
 @example(

@@ -26,6 +26,8 @@ EXCEPTION_MESSAGE: Final = "exception.message"
 EXCEPTION_STACKTRACE: Final = "exception.stacktrace"
 
 MOST_FRAMES: Final = 100
+_MOST_STEPS: Final = 1 << 63
+"""A log can hold any number; OTLP's have 64 bits."""
 
 Record: TypeAlias = ReadableLogRecord
 """A finished log record, for whoever carries it without a need to know what it is."""
@@ -83,7 +85,7 @@ def out_of_memory_record(source: RankSource, event: Mapping[str, Any], observed_
     """
     step, phase = event.get("step"), event.get("phase")
     attributes: dict[str, str | int] = {names.PHASE: phase} if isinstance(phase, str) else {}
-    number = step if isinstance(step, int) else None
+    number = step if type(step) is int and 0 <= step < _MOST_STEPS else None
     where = f"{phase} of step {step}" if number is not None else "an unknown step"
     severity = SeverityNumber.ERROR
     body = f"the device was out of memory in {where}"
