@@ -40,15 +40,20 @@ class Run(NamedTuple):
 
     def written_spans(self) -> dict[str, dict[str, ReadableSpan]]:
         """Every span the relay wrote, by trace and by span, in hexadecimal."""
-        traces: dict[str, dict[str, ReadableSpan]] = defaultdict(dict)
-        for line in (self.folder / "traces.jsonl").read_bytes().splitlines():
-            for span in decode("traces", line):
-                traces[f"{span.context.trace_id:032x}"][f"{span.context.span_id:016x}"] = span
-        return dict(traces)
+        return spans_in(self.folder)
 
     def written_exports(self) -> int:
         """How many times the relay exported metrics."""
         return len((self.folder / "metrics.jsonl").read_bytes().splitlines())
+
+
+def spans_in(folder: Path) -> dict[str, dict[str, ReadableSpan]]:
+    """Every span in a run folder, by trace and by span, in hexadecimal."""
+    traces: dict[str, dict[str, ReadableSpan]] = defaultdict(dict)
+    for line in (folder / "traces.jsonl").read_bytes().splitlines():
+        for span in decode("traces", line):
+            traces[f"{span.context.trace_id:032x}"][f"{span.context.span_id:016x}"] = span
+    return dict(traces)
 
 
 def demo(*, state: Path, environ: Mapping[str, str]) -> Run:

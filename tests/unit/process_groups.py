@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -19,11 +20,16 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def leave() -> None:
-    """Leave the process group, if one has been joined.
-
-    Its object is kept for ever: as it goes it waits, with the GIL held, for a thread of gloo's own, and that may be
-    waiting for the GIL to let go of the last tensor it reduced.
-    """
+    """Leave the process group, if one has been joined."""
     if dist.is_initialized():
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
+        keep(dist.group.WORLD)
         dist.destroy_process_group()
+
+
+def keep(group: Any) -> None:
+    """Keep it for ever.
+
+    As it goes it waits, with the GIL held, for a thread of gloo's own, and that may be waiting for the GIL to let go of
+    the last tensor it reduced.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

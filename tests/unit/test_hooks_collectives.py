@@ -158,6 +158,7 @@ def test_a_group_in_python_has_the_methods_that_it_does_not_have_itself(
 ) -> None:
     """C++ asks a subclass for a method in Python before it takes its own, and would find ours, which asks C++."""
     group, tensor = OwnGroup(), torch.ones(2)
+    process_groups.keep(group)
 
     for _ in range(2):
         group.allreduce([tensor]).wait()
