@@ -36,7 +36,7 @@ WEAKEST = (STRAGGLER_WAIT, PRODUCTIVE)
 
 
 def strength(palette: Palette, code: int) -> tuple[Any, ...]:
-    """How strong a claim is on the job; what the user has named has a code of its own, and one place among the claims."""
+    """How strong a claim is on the job; what the user has named has one place among the claims, whatever its code."""
     return (WEAKEST.index(code) - len(WEAKEST),) if code in WEAKEST else palette.keys[code]
 
 
