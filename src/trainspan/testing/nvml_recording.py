@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Final
 
+from trainspan.relay.probes.nvml_quantities import ASKED_FIELDS
 from trainspan.testing.fake_nvml import ERRORS
 
-_ALL_LINKS: Final = 0xFFFFFFFF
-_FIELDS: Final = (82, 197, 198, *((number, _ALL_LINKS) for number in (138, 139, 202, 204)))
 _STRUCTS: Final = {
     "nvmlDeviceGetUtilizationRates": ("gpu", "memory"),
     "nvmlDeviceGetMemoryInfo": ("total", "free", "used"),
@@ -73,8 +72,10 @@ def _answers(nvml: Any, handle: Any) -> dict[str, Any]:
         answers[name] = found if isinstance(found, dict) else {member: getattr(found, member) for member in members}
     for name, calls in _WITH_ARGUMENTS.items():
         answers[name] = {",".join(map(str, arguments)): ask(name, *arguments) for arguments in calls}
-    fields = ask("nvmlDeviceGetFieldValues", list(_FIELDS))
-    answers["nvmlDeviceGetFieldValues"] = fields if isinstance(fields, dict) else dict(map(_field, _FIELDS, fields))
+    fields = ask("nvmlDeviceGetFieldValues", ASKED_FIELDS)
+    answers["nvmlDeviceGetFieldValues"] = (
+        fields if isinstance(fields, dict) else dict(map(_field, ASKED_FIELDS, fields))
+    )
     return answers
 
 

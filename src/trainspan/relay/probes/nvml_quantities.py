@@ -27,6 +27,8 @@ FIELDS: Final = {
 }
 """Fields that are asked for, by number: nvidia-ml-py before 12.555 has no name for PCIe's, before 12.560 none for those
 of NVLink's fifth generation, which their drivers know or refuse one by one."""
+ASKED_FIELDS: Final = tuple((number, _ALL_LINKS) if "NVLINK" in name else number for name, number in FIELDS.items())
+"""The same, as the call takes them."""
 _SHORT: Final = 1 << 32
 """A counter of PCIe below this may have 32 bits, which are full after 70 ms at full speed: read once a minute, it tells
 nothing then. One above it has more."""
@@ -150,8 +152,8 @@ def _uncorrected(asked: Asked) -> Iterator[Sample]:
 
 
 def _fields(asked: Asked) -> Iterator[Sample]:
-    wanted = [(number, _ALL_LINKS) if "NVLINK" in name else number for name, number in FIELDS.items()]
-    temperature, *counts = [_value_of(field) for field in asked.nvml.nvmlDeviceGetFieldValues(asked.handle, wanted)]
+    fields = asked.nvml.nvmlDeviceGetFieldValues(asked.handle, ASKED_FIELDS)
+    temperature, *counts = [_value_of(field) for field in fields]
     if temperature:  # a device without the sensor says 0
         yield Sample(names.HW_TEMPERATURE, temperature, {names.HW_SENSOR_LOCATION: "memory"})
     for place, direction in enumerate(("transmit", "receive")):
