@@ -1,17 +1,23 @@
 """What a relay makes of the GPUs of its node and of what its ranks say they use."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from tests.unit.gpu_machines import Host, S
+import pytest
+
+from tests.unit.gpu_machines import RECORDED, Host, S
 from trainspan.cli.checks.gpus import check
 from trainspan.names import Phase
 from trainspan.relay.gpus import NodeGpus
+from trainspan.relay.probes.amd import AmdSmiProbe
 from trainspan.relay.probes.matching import ToldDevice
 from trainspan.relay.probes.ownership import Ownership
 from trainspan.relay.probes.probe import Gpu
 from trainspan.relay.timeline.records import RankStep
 from trainspan.testing.builders import rank_step
+from trainspan.testing.fake_amdsmi import FakeAmdSmi
 
 
 def node(host: Host, directory: Path | None = None) -> NodeGpus:
@@ -23,6 +29,33 @@ def node(host: Host, directory: Path | None = None) -> NodeGpus:
     ownership = Ownership((lambda: directory) if directory else None, complain)
     # A reading takes no time here: on a machine under load, one that did would put off the next.
     return NodeGpus([host.probe], ownership, complain, lambda: 0)
+
+
+def timed(host: Host) -> NodeGpus:
+    """A relay on that host, which knows how long a reading takes."""
+    return NodeGpus([host.probe], Ownership(None, lambda *_: None), lambda *_: None, lambda: host.now_ns)
+
+
+def minute(gpus: NodeGpus, host: Host, number: int) -> dict[str, dict[str, Any]]:
+    """What is exported at the end of a minute, by metric and GPU; before that the relay turns once a second."""
+    while host.seconds < 60 * number:
+        host.seconds = min(host.seconds + 1, 60 * number)
+        if gpus.awaits_reading:
+            gpus.look(host.now_ns)
+    gpus.look(host.now_ns)
+    return exported(gpus)
+
+
+def exported(gpus: NodeGpus) -> dict[str, dict[str, Any]]:
+    """By metric and GPU: the value, or what attribute it has where there is one for each."""
+    found: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for reading in gpus.readings:
+        for sample in reading.samples:
+            if not sample.attributes:
+                found[sample.metric.name][reading.gpu.id] = sample.value
+            elif sample.value:
+                found[sample.metric.name][reading.gpu.id] = next(iter(sample.attributes.values()))
+    return dict(found)
 
 
 def told(gpu: Gpu) -> ToldDevice:
@@ -156,15 +189,130 @@ def test_a_gpu_that_cannot_be_read_is_said_once_and_named_by_the_rank() -> None:
     assert set(host.said) == {("gpu", "a rank uses NVIDIA H100 80GB HBM3, which cannot be read here: no driver")}
 
 
-def test_a_driver_that_answers_slowly_is_asked_seldom() -> None:
-    """A GPU in trouble keeps its caller waiting for seconds; meanwhile the relay reads no marks and sends nothing."""
+def test_a_gpu_that_hangs_rests_alone() -> None:
+    """Each call on it takes 45 s where its firmware does not answer: the other seven are read on, and it has failed."""
     host = Host("h100x8")
-    took_ns = iter([0, 3 * S, 0, 0, 0, 0])
-    gpus = NodeGpus([host.probe], Ownership(None, lambda *_: None), lambda *_: None, lambda: next(took_ns))
+    gpus = timed(host)
+    host.hang(3, since_s=30)
+    host.nvml._machine["events"] = [{"at_s": 75, "device": 3, "type": 8, "value": 119}]
 
-    look(gpus, host, range(0, 152, 2))
+    minutes = [minute(gpus, host, number) for number in range(31)]
+
+    ids = [gpu.id for gpu in Host("h100x8").look(0)]
+    assert [set(found["hw.power"]) for found in minutes[1:]] == [{*ids[:3], *ids[4:]}] * 30
+    assert [found["hw.energy"][ids[7]] for found in minutes[2:]] == [645 * 60 * number for number in range(2, 31)]
+    assert [found["hw.status"][ids[3]] for found in minutes] == ["ok"] + ["failed"] * 30
+    assert [found["hw.errors"] for found in minutes[2:]] == [{ids[3]: "xid_119"}] * 29
+    assert host.slept_s == 45
+    assert [cause for cause, _ in host.said] == [f"nvml.slow.{ids[3]}"]
+
+
+@pytest.mark.parametrize("answer", ["TIMEOUT", "GPU_IS_LOST"])
+def test_a_gpu_that_hangs_has_a_fiftieth_of_the_relays_time(answer: str) -> None:
+    """While it is asked no mark is read, and to look whether a lost one is back asks it too."""
+    host = Host("h100x8")
+    gpus = timed(host)
+    host.hang(3, since_s=30, answer=answer)
+
+    for number in range(601):
+        minute(gpus, host, number)
+
+    assert 90 <= host.slept_s <= 600 * 60 / 50 + 45
+
+
+@pytest.mark.parametrize("answer", ["TIMEOUT", "GPU_IS_LOST"])
+def test_a_gpu_that_answers_again_is_back(answer: str) -> None:
+    """Nobody restarts the relay for it, and its energy has gone on meanwhile."""
+    host = Host("h100x8")
+    gpus = timed(host)
+    gpu = list(Host("h100x8").look(0))[3]
+    host.hang(3, since_s=30, until_s=600, answer=answer)
+
+    minutes = [minute(gpus, host, number) for number in range(51)]
+
+    states = [found["hw.status"][gpu.id] for found in minutes]
+    back = states.index("ok", 1)
+    assert 38 <= back <= 41
+    assert states == ["ok"] + ["failed"] * (back - 1) + ["ok"] * (51 - back)
+    assert minutes[-1]["hw.energy"][gpu.id] == 641 * 60 * 50
+
+
+def test_of_gpus_that_hang_together_one_is_asked_at_a_time() -> None:
+    """Where all wait for the same lock of the driver, asking one after the other is minutes without a mark."""
+    host = Host("h100x8")
+    gpus = timed(host)
+    for gpu in range(8):
+        host.hang(gpu, since_s=30)
+    look(gpus, host, (0, 60))
+    slept_s = [host.slept_s]
+
+    while gpus.awaits_reading:
+        look(gpus, host, (host.seconds + 1,))
+        slept_s.append(host.slept_s)
+
+    assert slept_s == [*(45 * n for n in range(1, 9)), 8 * 45]
+    assert list(exported(gpus)["hw.status"].values()) == ["failed"] * 8
+
+
+def test_a_gpu_that_has_hung_is_asked_after_the_others() -> None:
+    """They have answered when it keeps the relay waiting once more."""
+    host = Host("h100x8")
+    gpus = timed(host)
+    host.hang(0, since_s=30)
+    again_s = 60 + 45 * 51 + 1
+
+    look(gpus, host, (0, 60, 106, again_s))
+
+    assert host.slept_s == 90
+    assert [reading.at_ns for reading in gpus.readings if reading.power_w] == [again_s * S] * 7
+
+
+def test_what_is_read_after_a_slow_look_for_gpus_has_the_time_it_was_read_at() -> None:
+    """Joules of the 45 s that the driver took to list them would be charged to the steps before."""
+    host = Host("h100x8")
+    gpus = timed(host)
+    host.hang(0, since_s=0, until_s=1)
+
+    look(gpus, host, (0,))
+
+    assert [reading.at_ns for reading in gpus.readings] == [45 * S] * 7
+
+
+def test_a_driver_that_answers_slowly_is_asked_seldom() -> None:
+    """Each of its GPUs is slow, none of them hangs; meanwhile the relay reads no marks and sends nothing."""
+    host = Host("h100x8")
+    gpus = timed(host)
+    host.nvml._fails = lambda call: host.sleep(0.375) if call == "nvmlDeviceGetPowerUsage" else None
+
+    for _ in range(152):
+        look(gpus, host, (host.seconds + 1,))
 
     assert host.nvml.calls["nvmlDeviceGetPowerUsage"] == 2 * 8
+
+
+def test_a_gpu_of_amds_that_rests_goes_on_as_it_was() -> None:
+    """Its driver may hang too, and its status is the one thing to know of it then."""
+    now_s = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += seconds
+
+    smi = FakeAmdSmi.from_file(RECORDED.parent / "amdsmi" / "mi300x.json", seconds=lambda: now_s[0], sleep=sleep)
+    answers = smi._machine["devices"][0]["answers"]
+    for call in ("amdsmi_get_power_info", "amdsmi_get_temp_metric"):
+        answers[call] = [[0, answers[call]], [30, {"error": "TIMEOUT", "after_s": 20}]]
+    probe = AmdSmiProbe(lambda *_: None, load=lambda: smi)
+    gpus = NodeGpus([probe], Ownership(None, lambda *_: None), lambda *_: None, lambda: round(now_s[0] * S))
+    calls = []
+
+    for now_s[0] in (0, 60, 180, 240):
+        gpus.look(round(now_s[0] * S))
+        calls.append(smi.calls["amdsmi_get_power_info"])
+
+    hung, sound = smi._machine["devices"][0]["uuid"], smi._machine["devices"][1]["uuid"]
+    assert exported(gpus)["hw.status"] == {sound: "ok", hung: "failed"}
+    assert set(exported(gpus)["hw.power"]) == {sound}
+    assert calls == [2, 3, 4, 5]
 
 
 def test_at_most_once_a_second() -> None:

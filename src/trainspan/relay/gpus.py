@@ -10,16 +10,13 @@ from trainspan.relay.probes.amd import AmdSmiProbe
 from trainspan.relay.probes.matching import ToldDevice, gpu_of
 from trainspan.relay.probes.nvml import NvmlProbe
 from trainspan.relay.probes.ownership import Ownership, lock_dir
-from trainspan.relay.probes.probe import Gpu, Probe, Reading
+from trainspan.relay.probes.probe import REST_SHARE, SLOW_NS, Gpu, Probe, Reading
 from trainspan.relay.timeline.energy import Charges, GpuEnergy
 from trainspan.relay.timeline.records import RankStep
 from trainspan.settings import load, state_dir
 
 LEAST_INTERVAL_NS: Final = 1_000_000_000
 """Time between two readings at least: each takes the driver's lock, for which the ranks' launches wait."""
-
-_MOST_SHARE: Final = 50
-"""A reading is followed by that many times its own length without one: a driver in trouble answers in seconds."""
 
 
 class NodeGpus:
@@ -33,7 +30,8 @@ class NodeGpus:
 
     Attributes:
         readings: the newest of each GPU this relay speaks for, and of its parts.
-        awaits_reading: whether a rank has ended so soon after a reading that another one is to come.
+        awaits_reading: whether another one is to come soon: a rank has ended right after the last, or that ended at a
+            GPU that hangs.
     """
 
     def __init__(
@@ -50,6 +48,7 @@ class NodeGpus:
         self._complain = complain
         self._clock = clock
         self._next_ns = 0
+        self._resting: dict[str, int] = {}  # GPUs that hang, by id: until when they are not asked
         self._gpus: dict[Gpu, Probe] = {}
         self._looked_ns: int | None = None
         self._told: dict[str, ToldDevice] = {}
@@ -76,15 +75,15 @@ class NodeGpus:
             return
         self._looked_ns = now_ns
         self.awaits_reading = False
+        begun_ns = self._clock()
         self._gpus = {gpu: probe for probe in self._probes for gpu in probe.gpus(now_ns)}
         for rank in tuple(self._waiting):
             self._find(rank)
         whole = [gpu.id for gpu in self._gpus if gpu.parent is None]
         ours = self._ownership.settle(whole, {gpu.physical for gpu in self._used.values()})
-        begun_ns = self._clock()
-        read = [probe.read(gpu, now_ns) for gpu, probe in self._gpus.items() if gpu.physical in ours]
-        self._next_ns = now_ns + max(LEAST_INTERVAL_NS, _MOST_SHARE * (self._clock() - begun_ns))
-        self.readings = [reading for reading in read if reading is not None]
+        spent_ns = self._read([gpu for gpu in self._gpus if gpu.physical in ours], now_ns + self._clock() - begun_ns)
+        resumed_ns = now_ns + self._clock() - begun_ns if self.awaits_reading else now_ns
+        self._next_ns = resumed_ns + max(LEAST_INTERVAL_NS, REST_SHARE * spent_ns)
         self._read_energy()
         for gpu, energy in self._energy.items():
             if gpu not in ours:
@@ -116,6 +115,31 @@ class NodeGpus:
         for probe in self._probes:
             probe.close()
         self._ownership.close()
+
+    def _read(self, gpus: Sequence[Gpu], now_ns: int) -> int:
+        """Read those; how long that took, but for one that hangs.
+
+        That one rests alone, and ends the reading: one at a time keeps the relay waiting, and where it has done so
+        before, after the others were asked. Those behind it keep their last reading until the next, which comes soon.
+        """
+        newest: dict[Gpu, Reading | None] = {reading.gpu: reading for reading in self.readings}
+        inquired = sorted(gpus, key=lambda gpu: gpu.physical in self._resting)
+        spent_ns = 0
+        for gpu in inquired:
+            asks = now_ns >= self._resting.get(gpu.physical, 0)
+            begun_ns = self._clock()
+            newest[gpu] = self._gpus[gpu].read(gpu, now_ns, asks=asks)
+            took_ns = self._clock() - begun_ns
+            now_ns += took_ns
+            if took_ns > SLOW_NS:
+                self._resting[gpu.physical] = now_ns + REST_SHARE * took_ns
+                self.awaits_reading = True
+                break
+            if asks:
+                self._resting.pop(gpu.physical, None)
+            spent_ns += took_ns
+        self.readings = [reading for gpu in inquired if (reading := newest.get(gpu)) is not None]
+        return spent_ns
 
     def _find(self, rank: str) -> None:
         waiting = self._waiting.get(rank)

@@ -58,6 +58,7 @@ class FakeAmdSmi:
         machine: the recording.
         seconds: the time; the recording begins at its first reading.
         fails: `fails("amdsmi_get_power_info")` is an error code that call raises, or None.
+        sleep: returns after so many seconds, for the calls that take their time.
 
     Attributes:
         calls: how often each function was called.
@@ -73,12 +74,14 @@ class FakeAmdSmi:
         machine: dict[str, Any],
         seconds: Callable[[], float] = time.monotonic,
         fails: Callable[[str], int | None] = lambda _: None,
+        sleep: Callable[[float], None] = time.sleep,
     ):
         self.calls: Counter[str] = Counter()
         self._machine = machine
         self._seconds = seconds
         self._begun = seconds()
         self._fails = fails
+        self._sleep = sleep
         self._open = False
 
     @classmethod
@@ -155,4 +158,6 @@ class FakeAmdSmi:
         try:
             return replay.at(value, self._seconds() - self._begun)
         except replay.Refusal as refusal:
+            if refusal.after_s:
+                self._sleep(refusal.after_s)
             raise AmdSmiLibraryException(ERRORS[str(refusal)]) from None

@@ -138,6 +138,7 @@ class FakeNvml:
         machine: the recording.
         seconds: the time; the recording begins at its first reading.
         fails: `fails("nvmlDeviceGetPowerUsage")` is an error code that call raises, or None.
+        sleep: returns after so many seconds, for the calls that take their time.
 
     Attributes:
         calls: how often each function was called.
@@ -150,12 +151,14 @@ class FakeNvml:
         machine: dict[str, Any],
         seconds: Callable[[], float] = time.monotonic,
         fails: Callable[[str], int | None] = lambda _: None,
+        sleep: Callable[[float], None] = time.sleep,
     ):
         self.calls: Counter[str] = Counter()
         self._machine = machine
         self._seconds = seconds
         self._begun = seconds()
         self._fails = fails
+        self._sleep = sleep
         self._references = 0
         self._devices = [FakeDevice(device) for device in machine["devices"]]
         self._told = 0  # events that were handed out
@@ -322,4 +325,6 @@ class FakeNvml:
         try:
             return replay.at(value, self._seconds() - self._begun)
         except replay.Refusal as refusal:
+            if refusal.after_s:
+                self._sleep(refusal.after_s)
             raise NVMLError(ERRORS[str(refusal)]) from None

@@ -46,7 +46,7 @@ class AmdSmiProbe:
         self._retry_ns = 0
         self._devices: dict[str, tuple[Gpu, Any]] = {}
         self._refused: dict[str, set[str]] = {}
-        self._answered: set[str] = set()  # who has told its power or its temperature
+        self._answers: dict[str, bool] = {}  # whether it does, of those that have told their power or temperature
         self._rising = Rising()
 
     def gpus(self, now_ns: int) -> Sequence[Gpu]:
@@ -55,18 +55,12 @@ class AmdSmiProbe:
             self._open()
         return [] if self._smi is None else [gpu for gpu, _ in self._devices.values()]
 
-    def read(self, gpu: Gpu, now_ns: int) -> Reading | None:
+    def read(self, gpu: Gpu, now_ns: int, *, asks: bool = True) -> Reading | None:
         if gpu.id not in self._devices or self._smi is None:
             return None
-        own = _QUANTITIES if gpu.parent is None else _OF_PARTITIONS
-        asked = [quantity for quantity in own if quantity not in self._refused[gpu.id]]
-        samples = [sample for quantity in asked for sample in self._samples(gpu, quantity)]
-        samples = [self._risen(gpu, sample) if sample.metric.instrument == "counter" else sample for sample in samples]
-        answers = any(sample.metric is names.HW_POWER or sample.metric is names.HW_TEMPERATURE for sample in samples)
-        if answers:
-            self._answered.add(gpu.id)
-        if gpu.id in self._answered:
-            samples += _status(answers=answers)
+        samples = self._asked(gpu) if asks else []
+        if gpu.id in self._answers:
+            samples += _status(answers=self._answers[gpu.id])
         values = {sample.metric: sample.value for sample in samples}
         return Reading(gpu, now_ns, tuple(samples), values.get(names.HW_ENERGY), values.get(names.HW_POWER))
 
@@ -99,6 +93,15 @@ class AmdSmiProbe:
         self._refused = {identity: set() for identity in self._devices}
         self._why = None
         self._smi = smi
+
+    def _asked(self, gpu: Gpu) -> list[Sample]:
+        own = _QUANTITIES if gpu.parent is None else _OF_PARTITIONS
+        asked = [quantity for quantity in own if quantity not in self._refused[gpu.id]]
+        samples = [sample for quantity in asked for sample in self._samples(gpu, quantity)]
+        answers = any(sample.metric is names.HW_POWER or sample.metric is names.HW_TEMPERATURE for sample in samples)
+        if answers or gpu.id in self._answers:
+            self._answers[gpu.id] = answers
+        return [self._risen(gpu, sample) if sample.metric.instrument == "counter" else sample for sample in samples]
 
     def _samples(self, gpu: Gpu, quantity: str) -> list[Sample]:
         try:

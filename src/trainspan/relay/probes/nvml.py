@@ -16,14 +16,8 @@ from typing import Any, Final
 
 from trainspan import guard, names
 from trainspan.relay.probes.nvml_quantities import INSTEAD, QUANTITIES, Asked, Quantity
-from trainspan.relay.probes.probe import RETRY_NS, Complain, Gpu, Reading, Rising, Sample
+from trainspan.relay.probes.probe import REST_SHARE, RETRY_NS, SLOW_NS, Complain, Gpu, Reading, Rising, Sample
 
-_SLOW_NS: Final = 1_000_000_000
-"""A call that takes longer is the last one of a reading: the others would wait for the same, each for itself. Where the
-GPU's firmware hangs that is 45 s a call (XID 119).
-
-Source: https://github.com/NVIDIA/open-gpu-kernel-modules/issues/446
-"""
 _MOST_EVENTS: Final = 64
 """Events taken from the driver at one look."""
 
@@ -36,13 +30,17 @@ _GONE: Final = ("UNINITIALIZED", "DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND", "LIB_
 
 @dataclass(slots=True)
 class _Device:
-    """A device and what it answers. `handle` None: it is lost. `tells_rows`: which rows of its memory were replaced."""
+    """A device and what it answers.
+
+    `handle`: None: it is lost. `tells_rows`: which rows of its memory were replaced. `state`: as of its last answer.
+    """
 
     gpu: Gpu
     handle: Any
     quantities: list[Quantity]
     unsupported: list[str] = field(default_factory=list)
     tells_rows: bool = True
+    state: str = "ok"
 
 
 class NvmlProbe:
@@ -74,22 +72,23 @@ class NvmlProbe:
         """The GPUs of this host, each before its MIG instances; none while the driver is not there."""
         lost = any(device.handle is None for device in self._devices.values())
         if now_ns >= self._retry_ns and (self._nvml is None or lost):
-            self._retry_ns = now_ns + RETRY_NS
+            begun_ns = self._clock()
             self._guarded(self._open)
+            self._retry_ns = now_ns + max(RETRY_NS, REST_SHARE * (self._clock() - begun_ns))
         self._guarded(self._take_events)
         return [] if self._nvml is None else [device.gpu for device in self._devices.values()]
 
-    def read(self, gpu: Gpu, now_ns: int) -> Reading | None:
+    def read(self, gpu: Gpu, now_ns: int, *, asks: bool = True) -> Reading | None:
         """What that device says now; a lost one says only that it has failed."""
         device = self._devices.get(gpu.id)
         if device is None or self._nvml is None:
             return None
-        samples, state = self._asked(device)
+        samples = self._asked(device, now_ns) if asks else []
         if self._nvml is None:
             return None
         if gpu.parent is None:
             samples += self._xids(gpu)
-            samples += _status(state)
+            samples += _status(device.state)
         values = {sample.metric: sample.value for sample in samples}
         return Reading(gpu, now_ns, tuple(samples), values.get(names.HW_ENERGY), values.get(names.HW_POWER))
 
@@ -135,6 +134,8 @@ class NvmlProbe:
             except nvml.NVMLError as error:
                 self._why = str(error)
                 self._complain(f"nvml.gpu.{index}", f"GPU {index} cannot be read ({error}); the others are")
+        for identity in self._devices.keys() & known.keys():
+            self._devices[identity].state = known[identity].state  # it may rest, and is not asked yet
         self._keep_lost(known.values())
         self._listen()
 
@@ -142,7 +143,7 @@ class NvmlProbe:
         """One that was there goes on to be told of, as failed: not answering, or not listed any more."""
         for device in known:
             if device.gpu.parent is None and device.gpu.id not in self._devices:
-                self._devices[device.gpu.id] = _Device(device.gpu, None, [], device.unsupported)
+                self._devices[device.gpu.id] = _Device(device.gpu, None, [], device.unsupported, state="failed")
                 self._complain(f"nvml.lost.{device.gpu.id}", f"GPU {device.gpu.number} ({device.gpu.id}) is not there")
 
     def _found(self, handle: Any, index: int, driver: str) -> Iterator[_Device]:
@@ -175,36 +176,50 @@ class NvmlProbe:
                 continue  # there are fewer than there might be
         return found
 
-    def _asked(self, device: _Device) -> tuple[list[Sample], str]:
-        """What it answers, and its state."""
+    def _asked(self, device: _Device, now_ns: int) -> list[Sample]:
+        """What it answers.
+
+        A call that takes long is the last one: the others would wait for the same, each for itself. Where the GPU's
+        firmware hangs that is 45 s a call (XID 119).
+
+        Source: https://github.com/NVIDIA/open-gpu-kernel-modules/issues/446
+        """
         samples: list[Sample] = []
         for quantity in tuple(device.quantities):
             if device.handle is None or self._nvml is None:
                 break
             begun_ns = self._clock()
-            found = self._samples(device, quantity)
+            found = self._samples(device, quantity, begun_ns)
             samples += found
-            if device.handle is not None and (took_ns := self._clock() - begun_ns) > _SLOW_NS:
-                self._complain(
-                    f"nvml.slow.{device.gpu.id}",
-                    f"GPU {device.gpu.number} took {took_ns / 1e9:.0f} s for its {quantity.name}: what else it has to "
-                    "tell is left for later",
-                )
-                return samples, "ok" if found else "failed"
-        if device.handle is None or self._nvml is None:
-            return samples, "failed"
-        return samples, "degraded" if self._awaits_repair(device) else "ok"
+            if (took_ns := self._clock() - begun_ns) > SLOW_NS:
+                device.state = "ok" if found else "failed"
+                self._spare(device, quantity, took_ns, now_ns)
+                return samples
+        lost = device.handle is None or self._nvml is None
+        device.state = "failed" if lost else "degraded" if self._awaits_repair(device) else "ok"
+        return samples
 
-    def _samples(self, device: _Device, quantity: Quantity) -> list[Sample]:
+    def _spare(self, device: _Device, quantity: Quantity, took_ns: int, now_ns: int) -> None:
+        """Say that it kept us waiting; a lost one that is looked for would do so again."""
+        if device.handle is None:
+            self._retry_ns = max(self._retry_ns, now_ns + REST_SHARE * took_ns)
+        else:
+            self._complain(
+                f"nvml.slow.{device.gpu.id}",
+                f"GPU {device.gpu.number} ({device.gpu.id}) took {took_ns / 1e9:.0f} s for its {quantity.name}: it is "
+                f"asked again after {REST_SHARE} times as long, the others meanwhile as ever",
+            )
+
+    def _samples(self, device: _Device, quantity: Quantity, begun_ns: int) -> list[Sample]:
         try:
             return list(quantity.read(Asked(self._nvml, device.handle, self._rising, device.gpu.id)))
         except AttributeError:  # this pynvml does not know the call
             self._leave_out(device, quantity, unknown=True)
         except Exception as error:  # noqa: BLE001 - a broken driver is no reason to lose the run's telemetry
-            self._refused(device, quantity, error)
+            self._refused(device, quantity, error, begun_ns)
         return []
 
-    def _refused(self, device: _Device, quantity: Quantity, error: Exception) -> None:
+    def _refused(self, device: _Device, quantity: Quantity, error: Exception, begun_ns: int) -> None:
         code = getattr(error, "value", None)
         what = f"{quantity.name} of GPU {device.gpu.number}"
         if self._is(code, _REFUSED):
@@ -216,7 +231,7 @@ class NvmlProbe:
             self._complain(f"nvml.lost.{device.gpu.id}", f"GPU {device.gpu.number} ({device.gpu.id}) is lost: {error}")
         elif self._is(code, _GONE):
             self._give_up(error)
-        else:
+        elif self._clock() - begun_ns <= SLOW_NS:  # else how long it took is what is said
             self._complain(f"nvml.{quantity.name}", f"{what} was not read ({type(error).__name__}: {error})")
 
     def _leave_out(self, device: _Device, quantity: Quantity, *, unknown: bool) -> None:

@@ -12,6 +12,12 @@ from trainspan import names
 RETRY_NS: Final = 60_000_000_000
 """How long a driver that is not there, or a device that is lost, is left alone before it is looked for again."""
 
+SLOW_NS: Final = 1_000_000_000
+"""A device that keeps its caller waiting for longer hangs, or nearly so."""
+
+REST_SHARE: Final = 50
+"""What takes long is followed by that many times its own length without it."""
+
 Complain: TypeAlias = Callable[[str, str], None]
 """`complain(cause, message)`: said once for each cause. `trainspan.guard.warn_once` is one."""
 
@@ -87,8 +93,14 @@ class Probe(Protocol):
     def gpus(self, now_ns: int) -> Sequence[Gpu]:
         """Those there are, whole ones before their parts. Looks for them anew where the driver was not there."""
 
-    def read(self, gpu: Gpu, now_ns: int) -> Reading | None:
-        """What that device says now; None: it is not one of `gpus` any more."""
+    def read(self, gpu: Gpu, now_ns: int, *, asks: bool = True) -> Reading | None:
+        """What that device says now; None: it is not one of `gpus` any more.
+
+        Args:
+            gpu: one of `gpus`.
+            now_ns: monotonic time.
+            asks: False: the device rests; what is known without asking it, with the state it was last seen in.
+        """
 
     def why_none(self) -> str | None:
         """Why there are no devices, in words; None: there are, or this maker's driver is not installed here."""
