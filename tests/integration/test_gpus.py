@@ -1,15 +1,17 @@
 """The GPUs of a node in a real relay: the right ones, once, with the energy of the work."""
 
 import json
+import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.integration.machines import recorded_gpus
+from tests.integration.machines import RECORDED, recorded_gpus
 from tests.integration.relayed import (
     Ended,
     SpanSeen,
@@ -20,6 +22,16 @@ from tests.integration.relayed import (
     train,
     wait_for_relay,
 )
+from trainspan.recording import layout
+from trainspan.recording.reader import Refusal, open_recording
+from trainspan.recording.writer import RecordingWriter
+from trainspan.relay.gpus import NodeGpus
+from trainspan.relay.pipeline import Pipeline
+from trainspan.relay.probes.nvml import NvmlProbe
+from trainspan.relay.probes.ownership import Ownership
+from trainspan.relay.tail import Sighting
+from trainspan.testing.builders import identity_of, marks_of
+from trainspan.testing.fake_nvml import FakeNvml
 from trainspan.testing.otlp_sink import OtlpSink, attributes_of
 
 SECONDS = 6
@@ -240,3 +252,34 @@ def _seen_at(sink: OtlpSink) -> list[tuple[str, int]]:
         if item.item.name == "hw.power"
         for point in item.item.gauge.data_points
     ]
+
+
+@pytest.mark.parametrize(("ended", "span"), [(None, "training.rank_step"), ("closed", "training.process")])
+def test_what_there_is_to_tell_is_delivered_while_a_gpu_hangs(tmp_path: Path, ended: str | None, span: str) -> None:
+    """A call on it takes 45 s, and what its rank did last is what somebody looks for then."""
+    hangs = Event()
+    delivered: list[bool] = []
+    writer = RecordingWriter.create(tmp_path, identity_of(world_size=1), layout.CAPACITY_MIN, time.monotonic_ns())
+    reader = open_recording(writer.path)
+    assert not isinstance(reader, Refusal)
+    # Nothing is taken before the call has begun.
+    with OtlpSink(faulty=lambda _: not hangs.wait(20)) as sink:
+
+        def hang(_: float) -> None:
+            hangs.set()
+            delivered.append(sink.wait_for(lambda sink: span in {one.name for one in spans_of(sink)}, 20))
+
+        nvml = FakeNvml.from_file(RECORDED / "h100x8.json", sleep=hang)
+        nvml._devices[3].recorded["whole"] = {"error": "TIMEOUT", "after_s": 45}
+        probe = NvmlProbe(lambda *_: None, lambda: nvml)
+        gpus = NodeGpus([probe], Ownership(None, lambda *_: None), lambda *_: None)
+        environ = {**sink.environ, "TRAINSPAN_DIR": str(tmp_path), "OTEL_METRIC_EXPORT_INTERVAL": "1"}
+        pipeline = Pipeline(tmp_path, environ, lambda _: None, gpus)
+        pipeline.take(Sighting(reader, marks_of(3), 0, [], ended), time.monotonic_ns())
+
+        for _ in range(2):
+            pipeline.turn(time.monotonic_ns() + 10_000_000)
+
+        pipeline.close(time.monotonic_ns() + 20_000_000, 5.0)
+    writer.close(time.monotonic_ns())
+    assert delivered == [True]

@@ -74,6 +74,7 @@ class Pipeline:
         self._launchers = Launchers(self._sampling, SpanNames.of(settings.load(environ)[0]), environ)
         self._assemblies: dict[int, Assembly] = {}
         self._dying: list[Dying] = []
+        self._gone: list[str] = []  # recordings whose processes have ended, with their GPUs still to be read
         self._summary: Summary | None = None
         self._summary_file: SummaryFile | None = None
         self._ledger = RunLedger(folder, os.uname().nodename, self._started_unix_ns, log)
@@ -100,7 +101,7 @@ class Pipeline:
             except (RecordingRefused, OSError):
                 raise
             except Exception as error:  # noqa: BLE001 - a log can hold what nobody has thought of
-                self._give_up(reader, error, now_ns)
+                self._give_up(reader, error)
         if sighting.ended and reader.path in self._given_up:
             reader.close()
 
@@ -134,12 +135,11 @@ class Pipeline:
     def turn(self, now_ns: int) -> None:
         """Decide, export and write what is due."""
         self._bury(now_ns)
-        if self._gpus.awaits_reading:
-            self._gpus.look(now_ns)
         self._ledger.write(now_ns)  # before a recording that has ended is removed
         self._put_launches(now_ns, leaving=False)
         for assembly in self._assemblies.values():
             self._put(assembly.turn(now_ns))
+        self._read_gpus(now_ns)
         if self._next_metrics_ns is None:
             self._next_metrics_ns = now_ns + self._metric_interval_ns
         metrics_due, summary_due = now_ns >= self._next_metrics_ns, now_ns >= self._next_summary_ns
@@ -169,6 +169,7 @@ class Pipeline:
         self._put_launches(now_ns, leaving=True)
         for assembly in self._assemblies.values():
             self._put(assembly.finish())
+        self._read_gpus(now_ns)
         self._ledger.close()
         self._put_metrics(now_ns)
         self._write_summary()
@@ -258,17 +259,17 @@ class Pipeline:
         except (RecordingRefused, OSError):
             raise
         except Exception as error:  # noqa: BLE001 - as in `take`
-            self._give_up(dying.follower.reader, error, now_ns)
+            self._give_up(dying.follower.reader, error)
             dying.follower.reader.close()
 
-    def _give_up(self, reader: RecordingReader, error: Exception, now_ns: int) -> None:
+    def _give_up(self, reader: RecordingReader, error: Exception) -> None:
         """Follow a recording no further, and keep its files where no relay will fail over them again."""
         follower = self._followers.pop(reader.path, None)
         self._given_up[reader.path] = follower
         self._launchers.forget(reader.path)
         if follower is not None:
             self._assembly_of(reader.identity).followers.remove(follower)
-            self._gpus.end(follower.summary.recording, now_ns)
+            self._gone.append(follower.summary.recording)
             self._ledger.forget(follower)
         reader.set_aside()
         self._log(f"{reader.path} is given up and kept as *{DAMAGED_SUFFIX}; please report this: {raised_by(error)}")
@@ -282,10 +283,21 @@ class Pipeline:
                 follower.name_gpu(gpu)
         self._gpus.count(rank, steps)
 
+    def _read_gpus(self, now_ns: int) -> None:
+        """Read them where a process has ended, or the last reading was cut short.
+
+        Once what there is to tell is told: a GPU that hangs keeps the relay for 45 s, and its rank ends of that.
+        """
+        for recording in self._gone:
+            self._gpus.end(recording, now_ns)
+        self._gone = []
+        if self._gpus.awaits_reading:
+            self._gpus.look(now_ns)
+
     def _finish(self, follower: RankFollower, end: ProcessEnd, now_ns: int) -> None:
         follower.finish(end)
         self._gpus.count(follower.summary.recording, [follower.unfinished] if follower.unfinished else [])
-        self._gpus.end(follower.summary.recording, now_ns)
+        self._gone.append(follower.summary.recording)
         self._ledger.end(follower, end)
         self._assembly_of(follower.source.identity).add_end(follower, now_ns, time.time_ns())
         self._retired.append(follower.reader)
