@@ -291,6 +291,17 @@ def test_a_lost_gpu_that_is_not_even_listed_any_more_has_still_failed() -> None:
     assert [cause for cause, _ in host.said] == [f"nvml.lost.{lost.id}"] * 2  # `warn_once` says it once
 
 
+@pytest.mark.parametrize(("answer", "found"), [("TIMEOUT", 8), ("NO_PERMISSION", 7)])
+def test_a_gpu_that_did_not_answer_at_first_is_looked_for_again(answer: str, found: int) -> None:
+    """The job was started anew on a node where it hung; one that may not be read is no reason to open the driver."""
+    host = Host("h100x8")
+    host.nvml._devices[3].recorded["whole"] = [[0, {"error": answer}], [30, None]]
+
+    looks = [len(host.look(seconds)) for seconds in (0, 31, 61)]
+
+    assert looks == [7, 7, found]
+
+
 def test_mig_instances_that_are_made_anew_take_the_place_of_the_old() -> None:
     """An administrator divides a GPU between two jobs of a relay that stays; an instance has no hardware to fail."""
     host = Host("mig")

@@ -65,13 +65,14 @@ class NvmlProbe:
         self._why: str | None = None
         self._retry_ns = 0
         self._devices: dict[str, _Device] = {}
+        self._unlisted = False  # whether there is one that has not answered yet
         self._events: Any = None
         self._rising = Rising()
 
     def gpus(self, now_ns: int) -> Sequence[Gpu]:
         """The GPUs of this host, each before its MIG instances; none while the driver is not there."""
-        lost = any(device.handle is None for device in self._devices.values())
-        if now_ns >= self._retry_ns and (self._nvml is None or lost):
+        missing = self._unlisted or any(device.handle is None for device in self._devices.values())
+        if now_ns >= self._retry_ns and (self._nvml is None or missing):
             begun_ns = self._clock()
             self._guarded(self._open)
             self._retry_ns = now_ns + max(RETRY_NS, REST_SHARE * (self._clock() - begun_ns))
@@ -126,6 +127,7 @@ class NvmlProbe:
     def _list(self) -> None:
         nvml = self._nvml
         known, self._devices = self._devices, {}
+        self._unlisted = False
         driver = _text(nvml.nvmlSystemGetDriverVersion())
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
@@ -133,6 +135,7 @@ class NvmlProbe:
                 self._devices.update({device.gpu.id: device for device in found})
             except nvml.NVMLError as error:
                 self._why = str(error)
+                self._unlisted |= not self._is(error.value, _REFUSED)
                 self._complain(f"nvml.gpu.{index}", f"GPU {index} cannot be read ({error}); the others are")
         for identity in self._devices.keys() & known.keys():
             self._devices[identity].state = known[identity].state  # it may rest, and is not asked yet
