@@ -51,13 +51,14 @@ class NodeMetrics:
         self._beginnings = Beginnings()
         self._shared: dict[int, _Shared] = {}
 
-    def aggregates_of(self, identity: Identity) -> StepAggregates:
-        """What counts the steps of a rank: its own, or one for all ranks of its attempt."""
-        if has_own_histograms(identity.world_size):
-            return StepAggregates(self._histogram)
+    def aggregates_of(self, identity: Identity) -> tuple[StepAggregates, bool]:
+        """What counts the steps of a rank, and whether these alone: else those of all ranks of its attempt."""
+        own = has_own_histograms(identity.world_size)
+        if own:
+            return StepAggregates(self._histogram), own
         if identity.attempt not in self._shared:
             self._shared[identity.attempt] = _Shared(StepAggregates(self._histogram), time.time_ns())
-        return self._shared[identity.attempt].aggregates
+        return self._shared[identity.attempt].aggregates, own
 
     def count(self, sighting: Sighting, lost: int, now_ns: int) -> None:
         """Count what was seen of a recording, of which `lost` marks were lost to everybody."""

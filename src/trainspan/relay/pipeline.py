@@ -21,7 +21,7 @@ from trainspan.relay.gpus import NodeGpus, is_here
 from trainspan.relay.launchers import Launchers
 from trainspan.relay.node_metrics import NodeMetrics, Speaker
 from trainspan.relay.otlp.outlet import Outlet
-from trainspan.relay.signals.metrics import has_own_histograms, histogram_kind_from, metrics_of
+from trainspan.relay.signals.metrics import histogram_kind_from, metrics_of
 from trainspan.relay.summary_file import SummaryFile, read_summary, summary_interval_ns, write_summary, writing_ns
 from trainspan.relay.tail import Sighting
 from trainspan.relay.timeline.records import ProcessEnd, RankStep
@@ -208,8 +208,7 @@ class Pipeline:
             self._name_node(reader.identity)
         if self._outlet is None:
             self._outlet = self._open_outlet()
-        own = has_own_histograms(reader.identity.world_size)
-        aggregates = self._node_metrics.aggregates_of(reader.identity)
+        aggregates, own = self._node_metrics.aggregates_of(reader.identity)
         known = None if self._summary is None else self._summary.known(reader.path.stem, reader.identity)
         began = self._started_unix_ns
         follower = RankFollower(reader, self._environ, aggregates, own=own, known=known, taken_unix_ns=began)
