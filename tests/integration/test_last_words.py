@@ -77,9 +77,9 @@ def test_torchrun_tells_the_signal_and_the_first_to_die_is_the_cause(tmp_path: P
 
 
 @contextmanager
-def two_hanging_ranks(state: Path) -> Iterator[subprocess.Popen[str]]:
+def two_hanging_ranks(state: Path, what: str = "hang") -> Iterator[subprocess.Popen[str]]:
     """torchrun, once both of its ranks stand still; on leaving it has ended."""
-    script = (str(SCRIPTS / "mortal.py"), "forward", "hang", str(STEP))
+    script = (str(SCRIPTS / "mortal.py"), "forward", what, str(STEP))
     with subprocess.Popen(
         [*TORCHRUN, "--nproc-per-node=2", *script],
         env=training_environ(state, RUN),
@@ -92,12 +92,12 @@ def two_hanging_ranks(state: Path) -> Iterator[subprocess.Popen[str]]:
         yield torchrun
 
 
-def reported(state: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, list[tuple[Any, ...]]]:
-    """What the report says of the run, and how each rank ended, where and why."""
+def reported(state: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, list[tuple[Any, ...]], int]:
+    """What the report says of the run; how each rank ended, where and why; and of how many the launcher says so."""
     assert main(["report", "last-words", "--dir", str(state), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     ends = [(rank["ended"], rank["ended_phase"], rank["ended_step"], rank["ended_cause"]) for rank in said["ranks"]]
-    return said["state"], ends
+    return said["state"], ends, sum(launcher["workers_ended"] for launcher in said["launchers"])
 
 
 def test_job_that_is_told_to_stop_is_stopped_and_no_rank_is_blamed(
@@ -108,23 +108,24 @@ def test_job_that_is_told_to_stop_is_stopped_and_no_rank_is_blamed(
         torchrun.terminate()
     wait_for_relay(tmp_path)
 
-    state, ends = reported(tmp_path, capsys)
+    state, ends, failed = reported(tmp_path, capsys)
 
-    assert state == "stopped"
+    assert (state, failed) == ("stopped", 0)
     assert ends == [("stopped", "forward", STEP, "SIGTERM")] * 2
 
 
+@pytest.mark.parametrize("what", ["hang", "ignore"])
 def test_rank_that_torchrun_stops_because_another_died_is_not_blamed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
-    """Of eight ranks of a node one is killed, and torchrun ends the rest: seven deaths would hide the one."""
-    with two_hanging_ranks(tmp_path) as torchrun:
+    """Of eight ranks of a node torchrun ends seven because one was killed; after 30 s with the same signal."""
+    with two_hanging_ranks(tmp_path, what) as torchrun:
         os.kill(_pid_of_rank(1, torchrun.pid), signal.SIGKILL)
     wait_for_relay(tmp_path)
 
-    state, ends = reported(tmp_path, capsys)
+    state, ends, failed = reported(tmp_path, capsys)
 
-    assert state == "failed"
+    assert (state, failed) == ("failed", 1)
     assert ends == [("stopped", "forward", STEP, "SIGTERM"), ("died", "forward", STEP, "SIGKILL")]
 
 

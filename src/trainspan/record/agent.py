@@ -26,6 +26,7 @@ from trainspan.record.bridges import torchelastic
 from trainspan.record.patches import Patches
 from trainspan.record.recorder import open_writer
 from trainspan.recording import attempts, layout
+from trainspan.recording.last_words import signal_of
 from trainspan.recording.places import run_folder
 from trainspan.recording.writer import RecordingWriter
 from trainspan.role import Role
@@ -145,6 +146,7 @@ class _AgentRecording:
             identity = identity._replace(attempt=max(identity.attempt, attempts.next_of(self._folder)))
         self._first = identity.attempt
         self._stopped: dict[int, str] = {}  # by pid, with which signal
+        self._told: set[int] = set()  # pids of those whose end has been told
         self._writer: RecordingWriter | None = open_writer(values, identity, layout.CAPACITY_MIN)
         place = place_of(environ)
         if place:
@@ -179,10 +181,11 @@ class _AgentRecording:
         """Record whom the agent stops from now on: also those that are left when one of them has failed."""
         workers = agent._pcontext
         close = workers.close
-        self._stopped = {}
+        self._stopped, self._told = {}, set()
 
         @functools.wraps(close)
         def noted(death_sig: Signals | None = None, *args: Any, **kwargs: Any) -> Any:
+            _quietly(lambda: self.note_failures(agent, workers))
             _quietly(lambda: self.note_stop(workers, death_sig or Signals.SIGTERM))
             return close(death_sig, *args, **kwargs)
 
@@ -192,13 +195,16 @@ class _AgentRecording:
         """Record how each worker ended: `result` is what the agent's own look at its workers gave."""
         attempt = self.attempt_of(agent)
         for failure in result.failures.values():
-            signal = failure.signal_name() if failure.exitcode < 0 else None
-            if signal is not None and signal == self._stopped.get(failure.pid):
-                continue  # as it was told to: newer ones of torch have those among the failures
-            self.event("worker_ended", attempt=attempt, pid=failure.pid, exit_code=failure.exitcode, signal=signal)
+            self._tell_end(attempt, failure.pid, failure.exitcode)
         if result.state.name == "SUCCEEDED":
             for pid in agent._pcontext.pids().values():
-                self.event("worker_ended", attempt=attempt, pid=pid, exit_code=0, signal=None)
+                self._tell_end(attempt, pid, 0)
+
+    def note_failures(self, agent: Any, workers: Any) -> None:
+        """Record how those ended for whom torchrun is about to stop the others: it may take 30 s to say so itself."""
+        for handler in getattr(workers, "subprocess_handlers", {}).values():
+            if handler.proc.returncode:  # of one that has ended, as torch has found out
+                self._tell_end(self.attempt_of(agent), handler.proc.pid, handler.proc.returncode)
 
     def note_stop(self, workers: Any, signal: Signals) -> None:
         """Record which workers are about to be stopped: their end is not what ends the attempt."""
@@ -206,6 +212,14 @@ class _AgentRecording:
             if _lives(pid):
                 self._stopped[pid] = signal.name
                 self.event("worker_stopped", pid=pid, signal=signal.name)
+
+    def _tell_end(self, attempt: int, pid: int, exit_code: int) -> None:
+        signal = signal_of(exit_code)
+        # As it was told to, or because it would not, after 30 s: newer ones of torch have those among the failures.
+        as_told = pid in self._stopped and signal in (self._stopped[pid], Signals.SIGKILL.name)
+        if pid not in self._told and not as_told:
+            self._told.add(pid)
+            self.event("worker_ended", attempt=attempt, pid=pid, exit_code=exit_code, signal=signal)
 
     def event(self, name: str, /, **fields: Any) -> None:
         """Append an event."""

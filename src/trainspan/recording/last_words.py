@@ -42,8 +42,7 @@ class LastWords:
 
     def ended(self, pid: int, exit_code: int) -> None:
         """Note how it ended. `exit_code`: below zero the number of the signal that killed it."""
-        signal = _name_of(-exit_code) if exit_code < 0 else None
-        self._append({"event": "worker_ended", "pid": pid, "exit_code": exit_code, "signal": signal})
+        self._append({"event": "worker_ended", "pid": pid, "exit_code": exit_code, "signal": signal_of(exit_code)})
 
     def read(self) -> list[dict[str, Any]]:
         """What has been noted so far; nothing where that cannot be read."""
@@ -85,8 +84,15 @@ class LastWords:
                 os.close(descriptor)
 
 
-def _name_of(number: int) -> str:
+def signal_of(exit_code: int) -> str | None:
+    """The signal that has killed a process; None: none has.
+
+    Args:
+        exit_code: as Python has it, below zero the number of the signal.
+    """
+    if exit_code >= 0:
+        return None
     try:
-        return Signals(number).name
+        return Signals(-exit_code).name
     except ValueError:  # a real-time signal
-        return f"signal {number}"
+        return f"signal {-exit_code}"

@@ -1,7 +1,8 @@
 """Trains a few steps; in step STEP it does WHAT in the middle of PHASE. Arguments: PHASE WHAT STEP.
 
-WHAT: `kill` (SIGKILL itself), `raise`, `hang` (says so, and goes no further), or `nothing`. Its last lines say when
-`main` was done, and when everything was that had registered after it to run at exit, by the monotonic clock.
+WHAT: `kill` (SIGKILL itself), `raise`, `hang` (says so, and goes no further), `ignore` (the same, and SIGTERM does not
+end it), or `nothing`. Its last lines say when `main` was done, and when everything was that had registered after it to
+run at exit, by the monotonic clock.
 """
 
 import atexit
@@ -38,7 +39,9 @@ class Fate:
             return
         if self.what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.what == "hang":
+        if self.what == "ignore":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if self.what in ("hang", "ignore"):
             print("hanging", flush=True)
             threading.Event().wait()
         if self.what == "raise":
