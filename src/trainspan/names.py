@@ -316,7 +316,7 @@ SPAN_ATTRIBUTES = (
     Name(SPANS_CUT, "Phases of this rank's step that have no span, because the trace would be too large."),
     Name(CHECKPOINT_PART, "Either `blocking`; or of an asynchronous save `staging`, which blocks, and `background`."),
     Name(CHECKPOINT_PATH, "Hash of the checkpoint's path, or the path itself where that is wished."),
-    Name(CHECKPOINT_BYTES, "Size of the file that was saved, in bytes; missing where a directory was."),
+    Name(CHECKPOINT_BYTES, "What was saved, in bytes: a file, or on rank 0 what went into a directory."),
     Name(SKIPPED, "True for a step whose gradients were not finite: the gradient scaler skipped the optimizer."),
     Name(VALIDATION_ITERATIONS, "Batches of the loop, as the script counts them; or forward passes."),
     Name(COLLECTIVE_OP, "What the collective did: `all_reduce`, `send`; or `wait` for one that was launched earlier."),
@@ -504,7 +504,7 @@ CHECKPOINT_SIZE = Metric(
     "training.checkpoint.size",
     "gauge",
     "By",
-    "Size of the largest file that the rank has saved as a checkpoint; missing where it saves directories.",
+    "Size of the largest checkpoint that the rank has saved: of a file, or on rank 0 of what went into a directory.",
 )
 
 STEPS_SKIPPED = Metric(

@@ -191,6 +191,7 @@ def test_checkpoint_is_one_whatever_its_files(frameworks: Pair, scenario: str, s
     assert [(event["step"], event["ok"]) for event in saves] == [(step, True) for step in steps]
     if loads:
         assert saves[0]["file"] in loads
+    assert all((event["bytes"] or event["directory_bytes"]) > 1000 for event in saves)
 
 
 def test_two_ranks_differ_in_nothing(ranks: Pair) -> None:
@@ -212,6 +213,14 @@ def test_each_rank_tells_its_own(ranks: Pair, rank: int) -> None:
     assert {step.microbatches for step in recording.steps} == {2}
     assert names == SCALARS["accelerate"]
     assert kinds == ["save", "load"]
+
+
+def test_directory_of_a_checkpoint_is_measured_by_the_first_rank(ranks: Pair) -> None:
+    """Each rank's save is of the same directory; a thousand that look into it would be a burden to a file system."""
+    sizes = [told(ranks, "accelerate", "checkpoint", rank)[0]["directory_bytes"] for rank in range(RANKS)]
+
+    assert sizes[0] > 1000
+    assert sizes[1:] == [None] * (RANKS - 1)
 
 
 def test_ranks_that_lightning_starts_are_one_run(lightning_ranks: Pair) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,6 +109,44 @@ def test_older_names_are_checkpoints_too(watched: Watched, tmp_path: Path) -> No
         ("load", True, True, False),
     ]
     assert len({event["file"] for event in watched.events}) == 1
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_directory_is_measured_by_the_first_rank_once_it_is_whole(watched: Watched, tmp_path: Path) -> None:
+    """It is `directory_bytes`, beside `bytes`: of those the engine makes out what is only a part of a checkpoint."""
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later" / "half").write_bytes(b"half")
+
+    dcp.save({"w": torch.ones(4)}, checkpoint_id=tmp_path / "now")
+    first, second = (
+        Notes(watched.marker, lambda _, **told: watched.events.append(told), lambda: True, leads=leads)
+        for leads in (lambda: True, lambda: False)
+    )
+    for notes, staging, ok in ((first, True, True), (first, False, False), (second, False, True), (first, False, True)):
+        notes.note("save", 0, tmp_path / "later", time.monotonic_ns(), 9, ok, staging)
+    dcp.load({"w": torch.ones(4)}, checkpoint_id=tmp_path / "now")
+
+    now = sum(file.stat().st_size for file in (tmp_path / "now").iterdir())
+    assert watched.said("bytes", "directory_bytes") == [
+        (None, now),
+        *[(None, None)] * 3,
+        (None, 4),
+        (None, None),
+    ]
+
+
+def test_background_save_is_measured_from_where_it_began(watched: Watched, tmp_path: Path) -> None:
+    """When it is over, the first of its files are as old as it is long."""
+    notes = Notes(watched.marker, lambda _, **told: watched.events.append(told), lambda: True)
+    for name, age_s in (("first", 100), ("last", 0)):
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (1000 - age_s, 1000 - age_s))
+    began_ns = time.monotonic_ns() - 120 * 1_000_000_000
+    notes.stage_path(str(tmp_path), 5, began_ns)
+
+    notes.tell("save", str(tmp_path), time.monotonic_ns(), 9, ok=True, blocking=False, staging=False)
+
+    assert watched.said("step", "directory_bytes") == [(5, 8)]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

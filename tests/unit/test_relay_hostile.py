@@ -52,7 +52,10 @@ OF_RANKS = {
     "facts": ("attributes",),
     "compiled": ("compilations", "recompilations", "graph_breaks"),
     "ddp": ("forward_compute_ns", "bucket_bytes"),
-    "checkpoint": ("kind", "file", "step", "start_ns", "end_ns", "blocking", "ok", "staging", "run_step", "bytes"),
+    "checkpoint": (
+        *("kind", "file", "step", "start_ns", "end_ns", "blocking", "ok", "staging", "run_step"),
+        *("bytes", "directory_bytes"),
+    ),
     "span": ("name", "start_ns", "end_ns", "ok", "attributes", "state"),
     "place": ("attributes",),
     "import": ("start_ns", "end_ns"),

@@ -87,7 +87,7 @@ class CheckpointScope(LiveScope):
         path = self._path or (cover.path if cover is not None else None)
         staging = self._background or (cover is not None and cover.staging)
         if staging and error is None:
-            notes.stage_path(path, step)
+            notes.stage_path(path, step, start_ns)
         more = {"run_step": self._step} if self._step is not None and self._kind == "load" else {}
         notes.tell(self._kind, path, start_ns, step, ok=error is None, blocking=blocking, staging=staging, **more)
 

@@ -11,11 +11,13 @@ The event `checkpoint` says what came of it, so that the relay knows which step 
     path      what may be told: that hash, the path or nothing, as TRAINSPAN_CHECKPOINT_PATH has it
     step      number of the next step when the call began; of an asynchronous save, when its staging began
     bytes     size of the file after a save; null when it is no single file
+    directory_bytes    what a save has written into a directory, where that is known (`record/directory_size.py`)
 
 An event is written only for what has a file: not for a buffer in memory, not for what runs inside another phase (a
 Dataset that loads a tensor a sample), and in another thread only for saves to a path.
 """
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from hashlib import blake2b
 from time import monotonic_ns
 from typing import Any, Final
 
+from trainspan.record.directory_size import bytes_written_into
 from trainspan.record.marker import FOREIGN, Marker
 
 LOADS_TOLD: Final = 1024
@@ -70,14 +73,23 @@ class Notes:
         tell: `tell("checkpoint", **fields)` appends an event.
         is_recording: whether it goes to a recording, or is kept until there is one.
         path_shown: what is told of a path: `hash`, `plain` or `omit`.
+        leads: whether this is the rank that measures directories.
     """
 
-    def __init__(self, marker: Marker, tell: Teller, is_recording: Callable[[], bool], path_shown: str = "hash"):
+    def __init__(
+        self,
+        marker: Marker,
+        tell: Teller,
+        is_recording: Callable[[], bool],
+        path_shown: str = "hash",
+        leads: Callable[[], bool] = lambda: True,
+    ):
         self._marker = marker
         self._tell = tell
         self._is_recording = is_recording
         self._path_shown = path_shown
-        self._staged: deque[tuple[str, int]] = deque(maxlen=MOST_STAGED)
+        self._leads = leads
+        self._staged: deque[tuple[str, int, int]] = deque(maxlen=MOST_STAGED)
         self.cover: Cover | None = None
         self._loads = 0
         self._early = 0
@@ -86,11 +98,11 @@ class Notes:
         """Remember which step an asynchronous save is of: the thread that writes it begins later."""
         path = _path_of(file, blocking=False)
         if path is not None:
-            self.stage_path(path, step)
+            self.stage_path(path, step, monotonic_ns())
 
-    def stage_path(self, path: str | bytes | None, step: int) -> None:
-        """The same, where the path is known; None: only the script knows it."""
-        self._staged.append((_name_of(path) if path is not None else "", step))
+    def stage_path(self, path: str | bytes | None, step: int, start_ns: int) -> None:
+        """The same, where it is known when it began, and the path; None: only the script knows that."""
+        self._staged.append((_name_of(path) if path is not None else "", step, start_ns))
 
     def note_covered(self, kind: str, file: Any, staging: bool) -> None:
         """Remember what was saved or loaded in the checkpoint that the script says this is."""
@@ -122,21 +134,25 @@ class Notes:
         if not self._has_room(kind, early=not self._is_recording()):
             return
         name = _name_of(path) if path is not None else ""
+        since_ns = start_ns
         if kind == "save" and (not ok if staging else not blocking):
-            step = self._unstage(name, step)
+            step, since_ns = self._unstage(name, step, start_ns)
         shown = {"hash": name, "plain": os.path.abspath(os.fsdecode(path))} if path is not None else {}
+        end_ns = monotonic_ns()
+        written = path if kind == "save" and ok and not staging else None
         self._tell(
             "checkpoint",
             kind=kind,
             start_ns=start_ns,
-            end_ns=monotonic_ns(),
+            end_ns=end_ns,
             ok=ok,
             blocking=blocking,
             staging=staging,
             file=name,
             path=shown.get(self._path_shown),
             step=step,
-            bytes=_size_of(path) if path is not None and kind == "save" and ok else None,
+            bytes=None if written is None else _size_of(written),
+            directory_bytes=None if written is None else self._directory_size(written, end_ns - since_ns),
             **more,
         )
 
@@ -145,13 +161,20 @@ class Notes:
         self._early += early
         return self._loads <= LOADS_TOLD and (not early or self._early <= EARLY_TOLD)
 
-    def _unstage(self, name: str, step: int) -> int:
-        """The step that was staged under that name the longest ago; `step` if none was."""
+    def _directory_size(self, path: str | bytes, took_ns: int) -> int | None:
+        if not self._leads():
+            return None
+        with contextlib.suppress(OSError):  # a framework removes or renames what it has written
+            return bytes_written_into(path, took_ns) if os.path.isdir(path) else None
+        return None
+
+    def _unstage(self, name: str, step: int, start_ns: int) -> tuple[int, int]:
+        """The step that was staged under that name the longest ago, and when; what is given if none was."""
         found = next((staged for staged in self._staged if staged[0] == name), None)
         if found is None:
-            return step
+            return step, start_ns
         self._staged.remove(found)
-        return found[1]
+        return found[1:]
 
 
 def _path_of(file: Any, *, blocking: bool) -> str | bytes | None:

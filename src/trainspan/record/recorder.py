@@ -81,7 +81,7 @@ class Recorder:
         self.captures = Captures()
         self.stepping: Any = None
         self.spans = SpanTeller(self.event, lambda: self.recording)
-        self.notes = Notes(marker, self.event, lambda: self.recording, settings.checkpoint_path)
+        self.notes = Notes(marker, self.event, lambda: self.recording, settings.checkpoint_path, self._leads)
         self._writer: RecordingWriter | None = None
         self._failed = False
         self._over = False  # the process has said that it is at its end
@@ -95,6 +95,9 @@ class Recorder:
         self._tellers: dict[type[Teller], Teller] = {}
         self._closed: list[Callable[[], None]] = []
         os.register_at_fork(after_in_child=self._forget)
+
+    def _leads(self) -> bool:
+        return self.identity is not None and self.identity.rank == 0
 
     @property
     def recording(self) -> bool:

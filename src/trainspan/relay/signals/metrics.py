@@ -108,7 +108,7 @@ class RankReading(NamedTuple):
     `aggregates`: None if the rank shares those of its node.
     `allocator`: the counters of torch's allocator on the device, by the names the rank gives them; empty: not known.
     `goodput`: what the engine says of the rank, by window; `deviation_s`: of its newest steps from the ideal one.
-    `checkpoint_bytes`: of the largest file of a checkpoint it saved; None before one.
+    `checkpoint_bytes`: of the largest checkpoint it saved; None before one.
     `skipped`: steps whose optimizer a gradient scaler skipped.
     `compiled`: what the compiler has counted; `reducer`: what DDP's reducer has measured; empty: nothing.
     `energy_j`: of its GPU while it trained, by phase; empty: not known.

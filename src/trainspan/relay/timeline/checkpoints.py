@@ -13,7 +13,7 @@ class Checkpoint(NamedTuple):
 
     `part`: `blocking`; or of an asynchronous save `staging`, which blocks, and `background`.
     `path`: what may be told of where it lies: a hash, the path, or None.
-    `size_bytes`: None: it is no single file, was loaded, or failed.
+    `size_bytes`: of the file, or of what was written into a directory; None: not known, or nothing was saved.
     """
 
     kind: Kind
@@ -32,7 +32,8 @@ def checkpoint_of(event: Mapping[str, Any]) -> Checkpoint | None:
         return None
     if not 0 <= start_ns <= end_ns < 1 << 62:
         return None
-    path, size = event.get("path"), event.get("bytes")
+    path = event.get("path")
+    sizes = (event.get("bytes"), event.get("directory_bytes"))
     return Checkpoint(
         kind,
         _part_of(event),
@@ -40,7 +41,7 @@ def checkpoint_of(event: Mapping[str, Any]) -> Checkpoint | None:
         start_ns,
         end_ns,
         path[:_PATH_CHARACTERS] if isinstance(path, str) else None,
-        size if isinstance(size, int) and 0 <= size < 1 << 62 else None,
+        next((size for size in sizes if isinstance(size, int) and 0 <= size < 1 << 62), None),
     )
 
 
