@@ -254,14 +254,31 @@ def test_disk_that_refuses_is_tried_again(reader: RecordingReader, folder: Path)
     (folder / "ledger").write_text("in the way")
     rank.look(marks_of(1, start_ns=BEGIN_NS), now_ns=6 * S)
     rank.ledger.write(0)
-    rank.ledger.write(1)
+    rank.ledger.write(10 * S)
     (folder / "ledger").unlink()
+    rank.ledger.write(20 * S)
 
-    facts = told(rank, folder)
+    facts = facts_in(folder)
 
     assert len(said) == 1
     assert "ledger cannot be written" in said[0]
     assert [type(fact).__name__ for fact in facts] == ["Begun", "Activity", "Activity", "Step"]
+
+
+def test_disk_that_refuses_is_asked_every_ten_seconds(reader: RecordingReader, folder: Path) -> None:
+    """What waits for it grows, and to write all of that anew at each look would take a processor of its own."""
+    rank = Rank(reader, RunLedger(folder, "n0", 1, lambda _: None))
+    (folder / "ledger").write_text("in the way")
+    rank.look(marks_of(1, start_ns=BEGIN_NS), now_ns=6 * S)
+    rank.ledger.write(100 * S)
+    (folder / "ledger").unlink()
+
+    written = []
+    for tenths in range(1002, 1112, 2):
+        rank.ledger.write(tenths * S // 10)
+        written.append((folder / "ledger").exists())
+
+    assert written == [False] * 49 + [True] * 6
 
 
 def test_same_facts_can_be_asked_at_once(rank: Rank) -> None:

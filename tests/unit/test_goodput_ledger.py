@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.goodput_facts import HISTORIES, S, begun, ended, history_of, steps
 from tests.unit.test_goodput_properties import answers_of
+from tests.unit.test_otlp_journal import file_size_limit
 from trainspan.relay.goodput import ledger
 from trainspan.relay.goodput.facts import Activity, Fact, Piece, Saved, Step, StepRun
 from trainspan.relay.goodput.ledger import LedgerWriter, Reading
@@ -292,3 +293,33 @@ def test_full_disk_is_said_and_nothing_follows_a_torn_line(tmp_path: Path) -> No
     assert set(told(found)) == {*FACTS[:2], *FACTS[4:]}
     assert reading.damaged == 0
     assert not first.exists()
+
+
+def test_disk_that_stays_full_is_not_filled_with_files(tmp_path: Path) -> None:
+    """The relay tries again and again, for as long as it takes somebody to make room, and each file is an inode."""
+    writer = LedgerWriter(tmp_path, "n0", 0)
+    writer.append(FACTS[:2])
+    (file,) = tmp_path.iterdir()
+    with file_size_limit(file.stat().st_size + 10):
+        for _ in range(20):
+            with pytest.raises(OSError, match="File too large"):
+                writer.append(FACTS[2:])
+        left = list(tmp_path.iterdir())
+
+    writer.append(FACTS[2:])
+    writer.close()
+
+    found, reading = read(tmp_path)
+    assert left == [file]
+    assert (Counter(told(found)), reading.damaged) == (Counter(FACTS), 0)
+
+
+def test_file_that_cannot_be_packed_leaves_no_half_of_it(tmp_path: Path) -> None:
+    """On a disk that is full, that half is what fills it."""
+    path = write(tmp_path, FACTS)
+
+    with file_size_limit(10), pytest.raises(OSError, match="File too large"):
+        ledger.pack(path)
+
+    assert list(tmp_path.iterdir()) == [path]
+    assert read(tmp_path)[1].damaged == 0

@@ -38,6 +38,9 @@ SILENCE_NS: Final = 10_000_000_000
 SYNC_INTERVAL_NS: Final = 5_000_000_000
 """What a power cut may take; what a SIGKILL takes is nothing."""
 
+REFUSED_NS: Final = 10_000_000_000
+"""How long a disk that has refused is left alone: to write all that waits takes half a second of a processor."""
+
 MOST_WAITING: Final = 100_000
 """Facts kept while the disk does not take them: about 30 MB."""
 
@@ -185,6 +188,7 @@ class RunLedger:
         self._synced_ns = 0
         self._unsynced = False
         self._failed = False
+        self._retry_ns = 0
         summary = folder / "summary.json"  # of the node that has rank 0
         self.history = LiveHistory(lambda: files_to_read(self._folder, node, summary, log))
         self.dropped = 0
@@ -225,7 +229,9 @@ class RunLedger:
         self._ranks.pop(follower.reader.path, None)
 
     def write(self, now_ns: int) -> None:
-        """Put what was taken over into the file; what the disk refuses is tried again the next time."""
+        """Put what was taken over into the file; what the disk refuses is tried again later."""
+        if now_ns < self._retry_ns:
+            return
         try:
             if self._waiting:
                 self._open().append(self._waiting)
@@ -235,10 +241,12 @@ class RunLedger:
                 self._synced_ns, self._unsynced = now_ns, False
                 self._writer.sync()
         except (OSError, RecordingRefused) as error:
+            self._retry_ns = now_ns + REFUSED_NS
             self._refused(error)
 
     def close(self) -> None:
         """Write what is left and finish the file."""
+        self._retry_ns = 0
         self.write(self._synced_ns + SYNC_INTERVAL_NS)
         if self._writer is not None:
             writer, self._writer = self._writer, None

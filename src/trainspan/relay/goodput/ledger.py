@@ -93,7 +93,7 @@ class LedgerWriter:
             self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, FILE_MODE
         )
         self._size_bytes = 0
-        self._torn = False  # the last write failed in the middle of a line: nothing may follow it in this file
+        self._torn = False  # a write failed in the middle of a line and stays: nothing may follow it in this file
 
     def append(self, facts: Iterable[Fact]) -> None:
         """Write `facts` with one call; a SIGKILL after it loses none of them, a power cut what was not synced.
@@ -106,12 +106,24 @@ class LedgerWriter:
             return
         if self._torn or self._size_bytes >= self._rotate_bytes:
             self._rotate()
-        self._torn = True
-        while lines:
-            written = os.write(self.descriptor, lines)
-            self._size_bytes += written
-            lines = lines[written:]
-        self._torn = False
+        before_bytes = self._size_bytes
+        try:
+            while lines:
+                written = os.write(self.descriptor, lines)
+                self._size_bytes += written
+                lines = lines[written:]
+        except OSError:
+            self._cut(before_bytes)
+            raise
+
+    def _cut(self, size_bytes: int) -> None:
+        """Take back what did not fit: a file for each try would fill a full disk with files."""
+        try:
+            os.ftruncate(self.descriptor, size_bytes)
+        except OSError:
+            self._torn = True
+        else:
+            self._size_bytes = size_bytes
 
     def sync(self) -> None:
         """Return when what was appended is on the disk itself."""
@@ -225,10 +237,14 @@ def pack(path: Path) -> Path | None:
     if not path.exists():
         return None
     file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
-    with os.fdopen(file, "wb") as out:
-        out.writelines(_packed_lines(facts))
-        out.flush()
-        os.fsync(file)
+    try:
+        with os.fdopen(file, "wb") as out:
+            out.writelines(_packed_lines(facts))
+            out.flush()
+            os.fsync(file)
+    except OSError:
+        unfinished.unlink()
+        raise
     unfinished.replace(packed)
     _sync_folder(path.parent)
     path.unlink()
