@@ -90,6 +90,27 @@ def test_skipped_step_of_another_optimizer_is_no_step(watched: Watched) -> None:
     assert watched.tape.written()[-2:] == AMP
 
 
+def test_scaler_that_asks_a_callback_skips_no_step(watched: Watched) -> None:
+    """fastai learns so whether a gradient was infinite, and steps its optimizer after that."""
+
+    class Asked:
+        """Looks like an optimizer."""
+
+        def __init__(self, optimizer: Any):
+            self.param_groups = optimizer.param_groups
+
+        def step(self) -> None:
+            """The gradients are finite."""
+
+    scaler, optimizer = make()
+
+    scaler.step(Asked(optimizer))
+    optimizer.step()
+
+    assert watched.tape.written() == [*AMP, "enter optimizer", "step other 0"]
+    assert watched.steps() == [(0, False)]
+
+
 @pytest.mark.parametrize("gradient", [1.0, float("inf")])
 def test_scaler_in_a_framework_step_tells_whether_it_was_made(watched: Watched, gradient: float) -> None:
     """The framework itself may not know: DeepSpeed asks its optimizer, which is torch's own, and no scaler."""

@@ -2,7 +2,8 @@
 
 `GradScaler.unscale_`, `step` and `update` are patched on the class. In `step` the scaler reads whether a gradient was
 infinite, which waits for the device: that is AMP, and the optimizer's own step after it is OPTIMIZER, as always. Where
-no optimizer's step follows, it was skipped: a step of training ends there all the same, and its mark says so.
+no optimizer's step follows, it was skipped: a step of training ends there all the same, and its mark says so. Only of
+torch's own: what merely looks like an optimizer, as a callback of fastai that asks the scaler, steps nothing by itself.
 
 A fused optimizer decides on the device whether it skips, and that cannot be seen without waiting for it. Cost: 0.5 µs a
 call.
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.amp.grad_scaler import GradScaler
+from torch.optim.optimizer import Optimizer
 
 from trainspan.names import Phase
 from trainspan.record.hooks.optimizer import Stepping
@@ -51,7 +53,7 @@ def _marked(call: Callable[..., Any], marker: Marker) -> Callable[..., Any]:
 
 
 def _marked_step(call: Callable[..., Any], marker: Marker, stepping: Stepping) -> Callable[..., Any]:
-    enter, abort, now = marker.enter, marker.abort, marker.now
+    enter, resume, abort, now = marker.enter, marker.resume, marker.abort, marker.now
 
     def scaled_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if is_traced() or compiler._is_compiling_flag or not self._enabled:
@@ -67,7 +69,10 @@ def _marked_step(call: Callable[..., Any], marker: Marker, stepping: Stepping) -
                 abort(outer)
             raise
         if stepping.unscaled():
-            stepping.skipped(optimizer, outer)
+            if isinstance(optimizer, Optimizer):
+                stepping.skipped(optimizer, outer)
+            else:
+                resume(outer)
         return result
 
     return functools.update_wrapper(scaled_step, call)
