@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.unit.tapes import Tape, recording_marker
+from tests.unit.followed import Followed
+from tests.unit.tapes import Tape
 from trainspan.record.bridges import (
     accelerate,
     deepspeed,
@@ -24,43 +25,9 @@ from trainspan.record.bridges import (
     torchtitan,
     transformers,
 )
-from trainspan.record.bridges.channel import Channel, Evaluation
-from trainspan.record.checkpoints import Notes
-from trainspan.record.course import Course
-from trainspan.record.hooks import optimizer
-from trainspan.record.patches import Patches
-from trainspan.record.scalars import ScalarLog
-from trainspan.record.spans import SpanTeller
+from trainspan.record.bridges.channel import Evaluation
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-
-
-class Followed:
-    """A channel, the tape behind it, and what was told."""
-
-    def __init__(self) -> None:
-        marker, self.tape = recording_marker()
-        self.marker = marker
-        self.told: list[dict[str, Any]] = []
-        self.patches = Patches()
-        scalars = ScalarLog(self.tell, marker.steps, {})
-        course = Course(self.tell, marker.steps)
-        notes, spans = Notes(marker, self.tell, lambda: True), SpanTeller(self.tell, lambda: True)
-        self.shared = 0
-        stepping = optimizer.install(marker, self.patches, lambda: False, [])
-        self.channel = Channel(marker, scalars, course, notes, spans, self.share_run, stepping)
-
-    def tell(self, event: str, **fields: Any) -> None:
-        """Append an event."""
-        self.told.append({"event": event, **fields})
-
-    def share_run(self) -> None:
-        """Count how often the run was shared."""
-        self.shared += 1
-
-    def step(self) -> None:
-        """Complete a step."""
-        self.marker.step(self.marker.enter(1))
 
 
 @pytest.fixture

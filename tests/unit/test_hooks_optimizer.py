@@ -51,6 +51,10 @@ def watched() -> Iterator[Watched]:
     patches.undo()
 
 
+class Foreign:
+    """An optimizer that is none of torch's."""
+
+
 def make(kind: Callable[..., Any] = SGD) -> Any:
     """An optimizer over one weight with a gradient."""
     weight = torch.nn.Parameter(torch.zeros(1))
@@ -405,6 +409,36 @@ def test_framework_step_without_an_optimizers_is_a_skipped_one(watched: Watched)
     marks = [mark for mark in watched.tape.slots() if mark is not None and mark.kind == "step"]
     assert [(mark.operand & ~SKIPPED, bool(mark.operand & SKIPPED)) for mark in marks] == [(0, False), (1, True)]
     assert watched.stepped == [1, 2]
+
+
+def test_framework_step_that_was_not_due_ends_none(watched: Watched) -> None:
+    """An optimizer that accumulates by itself is called for each micro-batch, and steps at the last."""
+    due, optimizer = [None, True], Foreign()
+    step = watched.stepping.whole(lambda: "answer", lambda _args, _result: (optimizer, due.pop(0)))
+
+    answers = step(), step()
+
+    assert answers == ("answer", "answer")
+    assert watched.tape.written() == ["enter optimizer", "resume other", "enter optimizer", "step other 0"]
+
+
+def test_optimizer_that_is_none_of_torchs_claims_to_train(watched: Watched) -> None:
+    """fastai and Keras have their own; without a claim nothing of such a training is recorded."""
+    watched.stepping.made(Foreign())
+
+    assert watched.claims == [threading.get_ident()]
+
+
+def test_optimizer_that_is_none_of_torchs_leads_when_it_is_new(watched: Watched) -> None:
+    """A second training whose optimizer another framework has made: it counts from its first step."""
+    earlier = make()
+    earlier.step()
+    later = Foreign()
+    watched.stepping.made(later)
+
+    watched.stepping.whole(lambda: None, lambda _args, _result: (later, True))()
+
+    assert watched.steps() == ["step other 0", "step other 1"]
 
 
 def test_failure_of_a_framework_step_leaves_it(watched: Watched) -> None:

@@ -1,7 +1,8 @@
 """Where the training is, as its framework counts: told when it changes its course, not at every step.
 
 The event `progress`: step (of the attempt) from which on it holds, global_step (optimizer steps of the run, over all
-attempts, once that one is complete), epoch. Cost: 0.2 µs where nothing has changed.
+attempts, once that one is complete; null: the framework does not count them), epoch. Cost: 0.2 µs where nothing has
+changed.
 """
 
 from collections.abc import Callable
@@ -24,15 +25,15 @@ class Course:
         self._steps = steps
         self._seen = 0
         self._told = 0
-        self._newest: tuple[int, int | None] | None = None
+        self._newest: tuple[int | None, int | None] | None = None
 
-    def note(self, global_step: int, epoch: int | None) -> None:
+    def note(self, global_step: int | None, epoch: int | None) -> None:
         """Take over what the framework says once a step is complete; said again of the same step it is ignored."""
         steps = self._steps()
         if steps == self._seen:
             return
         self._seen = steps
-        newest = global_step - steps, epoch
+        newest = None if global_step is None else global_step - steps, epoch
         if steps and newest != self._newest and self._told < TOLD:
             self._newest = newest
             self._told += 1

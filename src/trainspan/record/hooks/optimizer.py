@@ -10,7 +10,8 @@ Optimizers that step as soon as a gradient is there (a hook on each parameter) d
 step of training ends with it. Beside one that steps outside, as of a framework, they end none.
 
 A framework's own step may let one optimizer step several times (a partition of the parameters after the other), several
-optimizers, or none (a gradient was infinite). It is marked as a whole, and is one step.
+optimizers, or none (a gradient was infinite, or the framework's optimizers are none of torch's). It is marked as a
+whole, and is one step.
 """
 
 import functools
@@ -44,18 +45,21 @@ class Stepping(NamedTuple):
     `scaled(outer)`: a gradient scaler, in a phase of its own, may let an optimizer step; with that its phase ends, and
     the rank is back in `outer`. `unscaled()`: whether none has stepped; none is expected to any more.
     `skipped(optimizer, outer)`: the scaler did not let it, and the phase ends with that.
+    `made(optimizer)`: there is an optimizer that is none of torch's, and the calling thread is going to train with it.
     `whole(call, outcome)`: `call`, a framework's own step, marked as one, whatever steps in it.
-    `outcome(args, result)`: the optimizer that stands for it, and whether the step was made; it may raise.
+    `outcome(args, result)`: the optimizer that stands for it, and whether the step was made; None: none was due, as in
+    an accumulation that the optimizer keeps itself. It may raise.
     """
 
     lead: Callable[[], Any]
     scaled: Callable[[int], None]
     unscaled: Callable[[], bool]
     skipped: Callable[[Any, int], None]
+    made: Callable[[Any], None]
     whole: Callable[[Callable[..., Any], "Outcome"], Callable[..., Any]]
 
 
-Outcome = Callable[[tuple[Any, ...], Any], tuple[Any, bool]]
+Outcome = Callable[[tuple[Any, ...], Any], tuple[Any, bool | None]]
 
 
 def install(
@@ -79,7 +83,16 @@ def install(
         AttributeError: this torch has no global optimizer hooks (before 2.1); there are then no steps to see.
     """
     lead = _Lead()
-    before, after, stepping = _hooks(marker, claim, step_ends, lead)
+
+    def note_made(optimizer: Any) -> None:
+        lead.note_made(optimizer, marker.steps())
+        made(optimizer)
+
+    def foreign_made(optimizer: Any) -> None:
+        claim()
+        note_made(optimizer)
+
+    before, after, stepping = _hooks(marker, claim, step_ends, lead, foreign_made)
     handles = (optim.register_optimizer_step_pre_hook(before), optim.register_optimizer_step_post_hook(after))
     for handle in handles:
         patches.on_undo(handle.remove)
@@ -88,8 +101,7 @@ def install(
     def make_optimizer(self: Any, *args: Any, **kwargs: Any) -> None:
         claim()
         make(self, *args, **kwargs)
-        lead.note_made(self, marker.steps())
-        made(self)
+        note_made(self)
 
     patches.replace(Optimizer, "__init__", functools.update_wrapper(make_optimizer, make))
     return stepping
@@ -157,7 +169,11 @@ class _Lead:
 
 
 def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
-    marker: Marker, claim: Callable[[], bool], step_ends: Iterable[Callable[[], None]], lead: _Lead
+    marker: Marker,
+    claim: Callable[[], bool],
+    step_ends: Iterable[Callable[[], None]],
+    lead: _Lead,
+    made: Callable[[Any], None],
 ) -> tuple[Callable[[Any, Any, Any], None], Callable[[Any, Any, Any], None], Stepping]:
     enter, resume, step, abort, mine = marker.enter, marker.resume, marker.step, marker.abort, marker.mine
     wrapper: CodeType | None = None
@@ -312,8 +328,11 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
                     abort(outer)
                 raise
             in_whole = False
-            optimizer, made = _known(outcome, args, result)
-            close(optimizer, outer, step if made and not unmade else marker.skip)
+            optimizer, was_made = _known(outcome, args, result)
+            if was_made is not None:
+                close(optimizer, outer, step if was_made and not unmade else marker.skip)
+            elif outer != _OPTIMIZER:
+                resume(outer)
             return result
 
         return functools.update_wrapper(whole_step, call)
@@ -323,10 +342,10 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
         # step at all where the optimizer is compiled. Every torch so far breaks its graph in `step` by itself.
         hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch's name, on any function
     marker.guard_optimizer(runs)
-    return before, after, Stepping(lead.optimizer, scaled, unscaled, skipped, whole)
+    return before, after, Stepping(lead.optimizer, scaled, unscaled, skipped, made, whole)
 
 
-def _known(outcome: Outcome, args: tuple[Any, ...], result: Any) -> tuple[Any, bool]:
+def _known(outcome: Outcome, args: tuple[Any, ...], result: Any) -> tuple[Any, bool | None]:
     """The outcome of a framework's step; one that it does not tell as expected was made, by nobody that is known."""
     try:
         optimizer, made = outcome(args, result)
