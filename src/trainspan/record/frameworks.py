@@ -26,6 +26,7 @@ BRIDGES = {
     "megatron.core.optimizer.optimizer": "megatron",
     "megatron.core.optimizer.layer_wise_optimizer": "megatron",
     "megatron.core.dist_checkpointing": "megatron_checkpoint",
+    "fastai.learner": "fastai",
     "torchmetrics.metric": "torchmetrics",
     "torchmetrics.collections": "torchmetrics",
     "torchtitan.observability.structured_logger.structured_logging": "torchtitan",
