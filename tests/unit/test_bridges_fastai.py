@@ -32,7 +32,6 @@ class Learner:
     """As fastai's: what predicts goes through the epoch of validation, too."""
 
     epoch = 3
-    iter = 0
 
     def __init__(self, optimizer: Any):
         self.opt = optimizer
@@ -40,8 +39,12 @@ class Learner:
     def _step(self) -> None:
         self.opt.step()
 
+    def one_batch(self, i: int, b: Any) -> None:
+        """Compute the prediction."""
+
     def _do_epoch_validate(self, batches: int, error: Exception | None = None) -> str:
-        self.iter = batches - 1
+        for number in range(batches):
+            self.one_batch(number, None)
         if error is not None:
             raise error
         return "validated"
@@ -85,7 +88,9 @@ def test_learner_trains(followed: Followed, learner: Learner) -> None:
 
 def test_validation_of_a_learner_is_one_as_a_whole(followed: Followed, learner: Learner) -> None:
     """With its metrics and callbacks; also where an exception, as Ctrl-C in a notebook, leaves it."""
+    learner.one_batch(0, None)
     answer = learner._do_epoch_validate(5)
+    learner.one_batch(1, None)
     with pytest.raises(ValueError, match="left"):
         learner._do_epoch_validate(5, ValueError("left"))
 

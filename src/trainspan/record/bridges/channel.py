@@ -53,9 +53,9 @@ class Evaluation:
             self._outer = self._marker.enter(_VALIDATION)
             self._batches = 0
 
-    def batch_ended(self, batches: int = 1) -> None:
-        """One more batch has been evaluated, or so many."""
-        self._batches += batches
+    def batch_ended(self) -> None:
+        """One more batch has been evaluated."""
+        self._batches += 1
 
     def end(self) -> None:
         """It is over."""

@@ -22,11 +22,13 @@ def install(module: ModuleType, patches: Patches, channel: Channel) -> None:
         AttributeError, KeyError: this version has no such classes or methods.
     """
     optimizer, learner, recorder = module.Optimizer, module.Learner, module.Recorder
+    under_way: list[Evaluation] = []
     marked = (
         (optimizer, "__init__", _telling_made(vars(optimizer)["__init__"], channel)),
         (optimizer, "step", channel.stepping.whole(vars(optimizer)["step"], _outcome)),
         (learner, "_step", _telling_epoch(vars(learner)["_step"], channel)),
-        (learner, "_do_epoch_validate", _evaluating(vars(learner)["_do_epoch_validate"], channel)),
+        (learner, "_do_epoch_validate", _evaluating(vars(learner)["_do_epoch_validate"], channel, under_way)),
+        (learner, "one_batch", _counting(vars(learner)["one_batch"], under_way)),
         (recorder, "after_epoch", _telling_record(vars(recorder)["after_epoch"], channel)),
     )
     for kind, name, method in marked:
@@ -54,22 +56,34 @@ def _telling_epoch(call: Callable[..., Any], channel: Channel) -> Callable[..., 
     return functools.update_wrapper(step, call)
 
 
-def _evaluating(call: Callable[..., Any], channel: Channel) -> Callable[..., Any]:
+def _evaluating(call: Callable[..., Any], channel: Channel, under_way: list[Evaluation]) -> Callable[..., Any]:
     """An epoch of validation, which is also what predicts."""
 
-    def do_epoch_validate(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def do_epoch_validate(*args: Any, **kwargs: Any) -> Any:
         evaluation = Evaluation(channel.marker)
+        under_way.append(evaluation)
         evaluation.begin()
         try:
-            result = call(self, *args, **kwargs)
+            result = call(*args, **kwargs)
         except BaseException:
             evaluation.abort()
             raise
-        _quietly(lambda: evaluation.batch_ended(self.iter + 1))
+        finally:
+            under_way.remove(evaluation)
         evaluation.end()
         return result
 
     return functools.update_wrapper(do_epoch_validate, call)
+
+
+def _counting(call: Callable[..., Any], under_way: list[Evaluation]) -> Callable[..., Any]:
+    # A callback may cancel an evaluation before its first batch, as where a learning rate is looked for.
+    def one_batch(*args: Any, **kwargs: Any) -> Any:
+        for evaluation in under_way:
+            evaluation.batch_ended()
+        return call(*args, **kwargs)
+
+    return functools.update_wrapper(one_batch, call)
 
 
 def _telling_record(call: Callable[..., Any], channel: Channel) -> Callable[..., Any]:
