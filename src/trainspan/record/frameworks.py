@@ -27,6 +27,8 @@ BRIDGES = {
     "megatron.core.optimizer.layer_wise_optimizer": "megatron",
     "megatron.core.dist_checkpointing": "megatron_checkpoint",
     "fastai.learner": "fastai",
+    "keras.src.backend.torch.trainer": "keras",
+    "keras.src.saving.saving_lib": "keras_checkpoint",
     "torchmetrics.metric": "torchmetrics",
     "torchmetrics.collections": "torchmetrics",
     "torchtitan.observability.structured_logger.structured_logging": "torchtitan",
@@ -54,7 +56,10 @@ def watch_frameworks(recorder: Recorder, patches: Patches) -> None:
         except Exception as error:
             version = getattr(sys.modules.get(package.__name__.partition(".")[0]), "__version__", "of unknown version")
             what = f"{type(error).__name__}: {error}"
-            warn_once(f"bridge.{name}", f"{name} {version} is not followed ({what}); its steps are seen all the same")
+            warn_once(
+                f"bridge.{name}",
+                f"{name} {version} is not followed ({what}): only what torch itself does in it is seen",
+            )
 
     for module, name in BRIDGES.items():
         watch.add(module, lambda package, _, name=name: follow(name, package))  # type: ignore[misc]  # bound here
