@@ -30,6 +30,14 @@ class Tokens:
         raise AssertionError
 
 
+class Graphs:
+    """A batch of graphs, as PyTorch Geometric has it: nodes of all of them are in one tensor."""
+
+    def __init__(self, batch_size: object):
+        self.x = torch.zeros(50, 8)
+        self.batch_size = batch_size
+
+
 @dataclass(frozen=True)
 class Images:
     """A batch of several views."""
@@ -75,6 +83,11 @@ def measured(meter: BatchMeter, batch: Any, asked_for: int | None = None) -> int
         ([{"image": IMAGES[0]}, {"image": IMAGES[1]}], 2, 0),
         ("text", 0, 0),
         (["a", "b"], 2, 0),
+        (Graphs(5), 5, 0),
+        (Graphs(torch.Size([5, 3])), 5, 0),
+        (Graphs(torch.Size([])), 0, 0),
+        (Graphs(None), 0, 0),
+        (Graphs(SAMPLES_MAX + 1), 0, 0),
         ([], 0, 0),
         ({}, 0, 0),
         (None, 0, 0),

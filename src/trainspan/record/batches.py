@@ -2,7 +2,8 @@
 
 Where that stands is found once for a type of batch, then read: the leading size of a tensor, and of `input_ids` (or
 `tokens`, or torchtitan's `input`) the number of its elements, padding included. Tensors are looked for in dictionaries,
-lists, tuples and dataclasses. No content is looked at.
+lists, tuples and dataclasses. A batch of another kind may say itself how many samples it has: `batch_size`, as graphs
+of PyTorch Geometric and a TensorDict do. No content is looked at.
 
 Cost: 0.3 µs a batch of tensors, 0.5 µs where it is read from a mapping.
 """
@@ -83,7 +84,7 @@ def _candidates(batch: Any, found: list[tuple[_Path, torch.Tensor]]) -> list[Mea
     """Ways to measure a batch without tokens, the likeliest first."""
     leading = [_reader(batch, path, _leading) for path, _ in found]
     if not isinstance(batch, list | tuple) or not batch:
-        return leading
+        return leading or ([_said] if hasattr(batch, "batch_size") else [])
     if all(isinstance(part, Mapping) for part in batch):
         return [len, *leading]  # samples that were not put together: detection
     return [*leading, len, _reader(batch, (0,), len)]
@@ -158,6 +159,13 @@ def _tokens(tensor: torch.Tensor) -> int:
 
 def _one(tensor: torch.Tensor) -> int:
     return 1
+
+
+def _said(batch: Any) -> int:
+    """How many samples a batch says that it has."""
+    size = batch.batch_size
+    samples: int = size[0] if isinstance(size, tuple) else size
+    return samples if type(samples) is int and 0 <= samples <= SAMPLES_MAX else 0
 
 
 def _nothing(batch: Any) -> int:
