@@ -64,6 +64,29 @@ class World(NamedTuple):
     place: str | None
 
 
+class Assignment(NamedTuple):
+    """What a framework has given a process to do that it started for anything: one rank of one training.
+
+    `attempt`: which incarnation of the training it is; None if nobody counts them.
+    """
+
+    run: str
+    attempt: int | None = None
+    rank: int = 0
+    local_rank: int = 0
+    node_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+
+def assigned(identity: Identity, assignment: Assignment, settings: Settings) -> Identity:
+    """`identity` with what the process has been given to do; a run that the user has named keeps that name."""
+    given = assignment._asdict()
+    given["run"] = identity.run if settings.run_id else _folder_safe(assignment.run)
+    given["attempt"] = identity.attempt if assignment.attempt is None else assignment.attempt
+    return identity._replace(**given, launcher=identity.launcher if settings.run_id else "ray")
+
+
 def identify(settings: Settings, environ: Mapping[str, str], role: str, world: World | None = None) -> Identity:
     """This process's identity. Variables that are missing or no numbers count as one process alone.
 

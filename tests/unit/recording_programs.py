@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.unit.recordings import CAPACITY, FIRST_WORD, Recording, record_into
 from trainspan.errors import RecordingRefused
+from trainspan.identity import Assignment
 from trainspan.names import Phase
 from trainspan.record.marker import make_marker
 from trainspan.record.recorder import Recorder
@@ -265,6 +266,29 @@ def train_after_the_end(state: str) -> None:
     atexit.register(take_step)
     atexit.register(lambda: marker.resume(Phase.OTHER))
     take_step()
+    marker.enter(Phase.FORWARD)
+
+
+def do_as_told(state: str) -> None:
+    """Be one trial after another, as who has started this process says, and the last of them until it is stopped."""
+    environ = {"TRAINSPAN_DIR": state, "TRAINSPAN_RELAY": "off", "TRAINSPAN_RING_MARKS": str(layout.CAPACITY_MIN)}
+    marker = make_marker(threading.get_ident)
+    recorder = Recorder(marker, load(environ)[0])
+
+    def train(assignment: Assignment, steps: int) -> None:
+        recorder.assign(assignment)
+        recorder.claim()
+        recorder.event("trains", trial=assignment.run)
+        for _ in range(steps):
+            marker.step(marker.enter(Phase.OPTIMIZER))
+
+    train(Assignment("first"), 1)
+    recorder.close()
+    train(Assignment("second", 4), 2)
+    train(Assignment("third", 0, 1, 1, 0, 2, 2), 3)
+    marker.enter(Phase.BACKWARD)
+    recorder.note_stop("SIGKILL")
+    recorder.note_fatal(ValueError("the others are gone"))
     marker.enter(Phase.FORWARD)
 
 

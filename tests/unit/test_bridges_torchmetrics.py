@@ -9,14 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.tapes import recording_marker
+from tests.unit.followed import Followed
 from trainspan.record.bridges import torchmetrics as bridge
-from trainspan.record.bridges.channel import Channel
-from trainspan.record.checkpoints import Notes
-from trainspan.record.course import Course
-from trainspan.record.patches import Patches
 from trainspan.record.scalars import ScalarLog
-from trainspan.record.spans import SpanTeller
 
 torchmetrics = pytest.importorskip(
     "torchmetrics", reason="torchmetrics is not installed: would show what is heard of its metrics"
@@ -29,13 +24,11 @@ class Heard:
     """What was logged."""
 
     def __init__(self) -> None:
-        self.marker, _ = recording_marker()
-        self.patches = Patches()
+        followed = Followed()
+        self.marker, self.patches = followed.marker, followed.patches
         self.values: dict[str, float] = {}
         self.scalars = ScalarLog(self.tell, self.marker.steps, {})
-        notes = Notes(self.marker, self.tell, lambda: True)
-        course, spans = Course(self.tell, self.marker.steps), SpanTeller(self.tell, lambda: True)
-        self.channel = Channel(self.marker, self.scalars, course, notes, spans, lambda: None, None)
+        self.channel = followed.channel._replace(scalars=self.scalars)
 
     def tell(self, event: str, **fields: Any) -> None:
         """Take an event."""

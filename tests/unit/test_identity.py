@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from trainspan import settings
 from trainspan.identity import (
+    Assignment,
     Identity,
     World,
+    assigned,
     identify,
     is_launched,
     is_named,
@@ -117,6 +119,8 @@ BATCH_SCRIPT = {
     "SLURM_NTASKS": "8",
 }
 
+
+PLACE = (5, 1, 1, 8, 4)
 
 LAUNCHERS = {"openmpi": OPEN_MPI, "mpich": MPICH, "mvapich": MVAPICH, "ray": RAY_TRAIN, "deepspeed": DEEPSPEED}
 
@@ -238,6 +242,25 @@ def test_attempt_counts_every_restart_once(environ: dict[str, str], attempt: int
     found = identity_in(environ)
 
     assert found.attempt == attempt
+
+
+@pytest.mark.parametrize(
+    ("environ", "given", "run", "attempt", "launcher"),
+    [
+        ({}, Assignment("llama 7", 2, *PLACE), "llama-7", 2, "ray"),
+        ({"SLURM_RESTART_COUNT": "3"}, Assignment("llama", None, *PLACE), "llama", 3, "ray"),
+        ({"TRAINSPAN_RUN_ID": "mine"}, Assignment("llama", 2, *PLACE), "mine", 2, "user"),
+        (TORCHRUN, Assignment("llama", 0, *PLACE), "llama", 0, "ray"),
+    ],
+)
+def test_who_gives_a_process_its_work_knows_best(
+    environ: dict[str, str], given: Assignment, run: str, attempt: int, launcher: str
+) -> None:
+    """Its environment is that of a process that was started for anything; but the user's name for the run stands."""
+    found = assigned(identity_in(environ), given, settings.load(environ)[0])
+
+    assert (found.run, found.attempt, found.launcher) == (run, attempt, launcher)
+    assert (found.rank, found.local_rank, found.node_rank, found.world_size, found.local_world_size) == PLACE
 
 
 @pytest.mark.parametrize("value", ["", "-1", "three", "1.5", "0x3", " ", "²", "9" * 5000])

@@ -168,3 +168,40 @@ def test_nothing_is_recorded_after_the_orderly_end(tmp_path: Path) -> None:
     assert look.marks[-2] <= (reader.closed_ns() or 0)
     assert [event["event"] for event in reader.events()] == ["taken"]
     reader.close()
+
+
+def test_process_that_is_given_its_work_is_that_rank_of_that_run(tmp_path: Path) -> None:
+    """Ray's workers are started for anything; one can be several trials, each of which is a run of its own."""
+    with Program(programs.do_as_told, tmp_path) as program:
+        assert program.ended() == 0
+    recordings = {path.parents[2].name: opened(path) for path in tmp_path.rglob("*.ring")}
+    looks = {run: recording.look(final=True) for run, recording in recordings.items()}
+
+    assert {run: one.identity[2:7] for run, one in recordings.items()} == {
+        "first": (0, 0, 0, 0, 1),
+        "second": (4, 0, 0, 0, 1),
+        "third": (0, 1, 1, 0, 2),
+    }
+    starts = [recordings[run].process_start_ns for run in ("first", "second", "third")]
+    assert starts == sorted(set(starts))
+    assert {run: one.closed_ns() is not None for run, one in recordings.items()} == {
+        "first": True,
+        "second": True,
+        "third": False,
+    }
+    assert {run: len(look.marks) // 2 for run, look in looks.items()} == {"first": 2, "second": 4, "third": 7}
+    for recording in recordings.values():
+        recording.close()
+
+
+def test_what_comes_of_a_stop_is_no_news(tmp_path: Path) -> None:
+    """Where one rank has died, the exceptions of the others say that it is gone; who ends them has said so before."""
+    with Program(programs.do_as_told, tmp_path) as program:
+        assert program.ended() == 0
+    [path] = (path for path in tmp_path.rglob("*.ring") if path.parents[2].name == "third")
+    recording = opened(path)
+
+    events = [(event["event"], event.get("signal")) for event in recording.events()]
+
+    assert events == [("trains", None), ("stopped", "SIGKILL")]
+    recording.close()

@@ -74,6 +74,7 @@ OF_RANKS = {
     "scalars": ("values", "counters", "dropped", "at_step"),
     "work": ("samples", "tokens"),
     "flops": ("step", "flops"),
+    "stopped": ("signal",),
 }
 OF_LAUNCHERS = {
     "launch_begins": ("operation", "attempt", "start_ns", "node", "nodes"),

@@ -9,6 +9,7 @@ from trainspan.record.patches import Patches
 from trainspan.record.recorder import Recorder
 from trainspan.watch import watch
 
+_RAY_TRAIN = "ray.train.v2._internal.execution"
 _LAUNCHER = "strategies.launchers.subprocess_script"
 
 BRIDGES = {
@@ -29,6 +30,14 @@ BRIDGES = {
     "fastai.learner": "fastai",
     "keras.src.backend.torch.trainer": "keras",
     "keras.src.saving.saving_lib": "keras_checkpoint",
+    "ray.train.torch.config": "ray_train",
+    f"{_RAY_TRAIN}.context": "ray_train",
+    f"{_RAY_TRAIN}.worker_group.thread_runner": "ray_train",
+    f"{_RAY_TRAIN}.worker_group.worker": "ray_train",
+    f"{_RAY_TRAIN}.worker_group.worker_group": "ray_train",
+    "ray.tune.trainable.trainable": "ray_tune",
+    "ray.air._internal.util": "ray_tune",
+    "ray.train._internal.session": "ray_tune",
     "torchmetrics.metric": "torchmetrics",
     "torchmetrics.collections": "torchmetrics",
     "torchtitan.observability.structured_logger.structured_logging": "torchtitan",

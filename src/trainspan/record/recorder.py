@@ -16,8 +16,10 @@ from trainspan import launch, names
 from trainspan.errors import RecordingRefused
 from trainspan.guard import warn_once
 from trainspan.identity import (
+    Assignment,
     Identity,
     World,
+    assigned,
     identify,
     is_launched,
     is_named,
@@ -87,6 +89,8 @@ class Recorder:
         self._over = False  # the process has said that it is at its end
         self._watching = False
         self._world: World | None = None
+        self._assignment: Assignment | None = None
+        self._since_ns: int | None = None  # of what this process does now; None: it does it from its start
         self._early_events: list[dict[str, Any]] = []
         self._told_first: list[dict[str, Any]] = []  # before the first step, in the recording that is open
         self._begun: list[Callable[[], None]] = []
@@ -118,7 +122,7 @@ class Recorder:
         if self._writer is not None or self._failed or self._over:
             return
         try:
-            self._open(since_ns)
+            self._open(self._since_ns if since_ns is None else since_ns)
         except Exception as error:
             # Whatever it was, training goes on; a second try would fail the same way, step after step.
             self._failed = True
@@ -135,13 +139,24 @@ class Recorder:
         Recorded as one process alone until now, it goes on as a rank, in another recording. A rank that a launcher has
         started is the rank which that has told.
         """
-        alone = world.size < 2
+        alone = world.size < 2 or self._assignment is not None
         if alone or (is_launched(os.environ) and launched.parent_by_multiprocessing() is None):
             return
         self._world = world
         identity = self.identity
         if identity is not None and (identity.rank, identity.world_size) != (world.rank, world.size):
             self._begin_anew()
+
+    def assign(self, assignment: Assignment) -> None:
+        """This process is to do that from now on, as who has started it says.
+
+        What it did before, as another trial of a sweep, is over.
+        """
+        self.close()
+        if self._over:
+            self._over = False
+            self._since_ns = monotonic_ns()
+        self._assignment = assignment
 
     def on_begin(self, action: Callable[[], None]) -> None:
         """Call `action()` each time a recording has been opened."""
@@ -201,6 +216,16 @@ class Recorder:
         if self._writer is not None:
             _quietly(lambda: self._record_exception(type(error), error, error.__traceback__))
 
+    def note_stop(self, signal: str) -> None:
+        """Note that who has started this process is about to end it by that signal, because of something else.
+
+        What comes of that, as exceptions where others are gone, is no news. Never raises.
+        """
+        if self._writer is not None:
+            _quietly(lambda: self.event("stopped", signal=signal))
+            self._writer, self._over = None, True
+            self.marker.detach()
+
     def drop_event(self) -> None:
         """Count an event that was beyond a bound of who would have told it."""
         if self._writer is not None:
@@ -234,11 +259,15 @@ class Recorder:
         # As the environment has it now: a launcher may be in this very process (a notebook's, Lightning's).
         launch_id = load(os.environ)[0].launch_id or self.settings.launch_id
         identity = identify(replace(self.settings, launch_id=launch_id), os.environ, Role.RANK, self._world)
+        if self._assignment is not None:
+            identity = assigned(identity, self._assignment, self.settings)
+            counted = self._assignment.attempt is not None
+            return identity if counted else self._number(identity, undo)
         if is_named(identity, os.environ):
             by_script = launched.parent_by_multiprocessing() is not None
             if by_script:
                 return identity
-            return attempts.numbered(identity, self.settings, os.environ, begins=True, undo=undo)
+            return self._number(identity, undo)
         place = place_of_world(os.environ) if self._world is None else self._world.place
         try:
             state, parent = state_dir(self.settings, os.environ), launched.parent_process()
@@ -248,6 +277,9 @@ class Recorder:
         except OSError as error:
             warn_once("worlds", f"ranks do not find their common run ({error.strerror}); set TRAINSPAN_RUN_ID")
             return identity
+
+    def _number(self, identity: Identity, undo: ExitStack) -> Identity:
+        return attempts.numbered(identity, self.settings, os.environ, begins=True, undo=undo)
 
     def _open(self, since_ns: int | None) -> None:
         with ExitStack() as undo:  # what was made for a recording that is refused
@@ -282,7 +314,7 @@ class Recorder:
             writer.abandon()
         self.identity = None
         self._failed = self._over = False
-        self._world = None
+        self._world = self._assignment = self._since_ns = None
         self._early_events.clear()
 
     def _watch_end(self) -> None:

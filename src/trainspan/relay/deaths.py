@@ -49,8 +49,9 @@ class Dying:
         if self.closed is not None:
             left = self.closed.reason == "closed" and cause is not None
             return self.closed._replace(reason="exited", cause=cause) if left else self.closed
-        if cause is None and stopped is not None:
-            return ProcessEnd(self.seen_ns, "stopped", stopped.cause, self.follower.alive_ns)
+        stopped_by = self.follower.stopped_by if stopped is None else stopped.cause
+        if cause is None and stopped_by is not None:
+            return ProcessEnd(self.seen_ns, "stopped", stopped_by, self.follower.alive_ns)
         return ProcessEnd(self.seen_ns, "died", cause, self.follower.alive_ns)
 
 

@@ -23,6 +23,7 @@ from trainspan.relay.timeline.collectives import Call, Collectives
 from trainspan.relay.timeline.compilations import Compilations
 from trainspan.relay.timeline.counters import ALLOCATOR, COMPILED, REDUCER, counts_of
 from trainspan.relay.timeline.energy import Charge
+from trainspan.relay.timeline.launches import cause_of
 from trainspan.relay.timeline.progress import Position, Progress
 from trainspan.relay.timeline.rank_summary import RankSummary, TellingOfMetrics
 from trainspan.relay.timeline.records import Interval, ProcessEnd, RankStep, phase_times_of
@@ -55,6 +56,7 @@ class RankFollower:
         summary: what the report will say of it.
         segments: its stretches of training.
         exception: the event of the uncaught exception that ended it; None if there was none.
+        stopped_by: the signal by which who started it has told it that it will end it; None: nobody has.
         torch_import_ns: start and end of its import of torch; None if not known.
         end: how it ended; None while it lives.
         unfinished: the step it ended in; None while it lives, and if it ended in none.
@@ -108,6 +110,7 @@ class RankFollower:
         self._tally = Tally(aggregates, self.summary.told, reader.anchor, taken_unix_ns)
         self.segments = Segments(reader.process_start_ns)
         self.exception: Mapping[str, Any] | None = None
+        self.stopped_by: str | None = None
         self.torch_import_ns: tuple[int, int] | None = None
         self.end: ProcessEnd | None = None
         self.unfinished: RankStep | None = None
@@ -332,6 +335,8 @@ class RankFollower:
             self.torch_import_ns = times_of(event) or self.torch_import_ns
         elif kind == "phase_name":
             self._take_phase_name(event)
+        elif kind == "stopped":
+            self.stopped_by = cause_of(event)
         elif self.said.take(event):
             if kind == "configured":
                 self.throughput.configure(self.said.configured)

@@ -1,8 +1,9 @@
 """What a bridge has to tell with, and how it marks an evaluation whose beginning and end are told apart."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from trainspan.identity import Assignment
 from trainspan.names import Phase
 from trainspan.record.checkpoints import Notes
 from trainspan.record.course import Course
@@ -15,11 +16,30 @@ from trainspan.recording.layout import SAMPLES_MAX
 _VALIDATION = int(Phase.VALIDATION)
 
 
+class Process(Protocol):
+    """This process, of which a framework says what it is, and when that is over."""
+
+    def assign(self, assignment: Assignment) -> None:
+        """It is to do that from now on; what it did before is over."""
+
+    def begin(self) -> None:
+        """It is recorded from now on, though it may not train yet."""
+
+    def close(self) -> None:
+        """It is at its end, though the process may live on, or be killed."""
+
+    def note_fatal(self, error: BaseException) -> None:
+        """That has ended it."""
+
+    def note_stop(self, signal: str) -> None:
+        """It is about to be stopped by that signal."""
+
+
 class Channel(NamedTuple):
     """Where a bridge's words go.
 
     `share_run()`: ranks that are about to be started belong to this run. `stepping`: the optimizer hook's `Stepping`;
-    None in a torch that has none.
+    None in a torch that has none. `process`: what this process is.
     """
 
     marker: Marker
@@ -29,6 +49,7 @@ class Channel(NamedTuple):
     spans: SpanTeller
     share_run: Callable[[], None]
     stepping: Any
+    process: Process
 
 
 def open_channel(recorder: Recorder) -> Channel:
@@ -36,7 +57,7 @@ def open_channel(recorder: Recorder) -> Channel:
     marker = recorder.marker
     course = Course(recorder.event, marker.steps)
     notes, spans = recorder.notes, recorder.spans
-    return Channel(marker, scalars_of(recorder), course, notes, spans, recorder.share_run, recorder.stepping)
+    return Channel(marker, scalars_of(recorder), course, notes, spans, recorder.share_run, recorder.stepping, recorder)
 
 
 class Evaluation:

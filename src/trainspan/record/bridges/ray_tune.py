@@ -1,0 +1,90 @@
+"""Ray Tune: each trial is a run of its own, named by the experiment and the trial, though one process may do several.
+
+A trial that Tune begins anew is the next attempt of its run. It is recorded once it makes an optimizer: many train in
+other processes. A function that is tuned runs in a thread; where it has ended, or Tune stops the trial, the recording
+is closed. What is reported is told as that of Ray Train is.
+"""
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+from trainspan.guard import warn_once
+from trainspan.identity import Assignment
+from trainspan.record.bridges.channel import Channel
+from trainspan.record.bridges.ray_train import told_report
+from trainspan.record.patches import Patches
+
+_TRIAL: Final = "__trial_info__"
+"""Where Tune puts what it says of the trial, among what the trial is configured with."""
+
+
+def install(module: ModuleType, patches: Patches, channel: Channel) -> None:
+    """Follow the part of Tune that is in `module`.
+
+    Raises:
+        AttributeError, KeyError: this version is built in another way.
+    """
+    _PARTS[module.__name__.rpartition(".")[2]](module, patches, channel)
+
+
+def _follow_trials(module: ModuleType, patches: Patches, channel: Channel) -> None:
+    trainable, process = module.Trainable, channel.process
+
+    def begin(_: Any, config: Any = None, *__: Any, **___: Any) -> None:
+        trial = (config or {}).get(_TRIAL)
+        if trial is not None:
+            process.assign(Assignment(f"{trial.experiment_name}.{trial.trial_id}"))
+
+    def renew(self: Any, new_config: Any, *_: Any, **__: Any) -> None:
+        begin(self, new_config)
+
+    patches.replace(trainable, "__init__", _telling(begin, vars(trainable)["__init__"]))
+    patches.replace(trainable, "reset", _telling(renew, vars(trainable)["reset"]))
+    patches.replace(trainable, "stop", _telling(lambda _: process.close(), vars(trainable)["stop"]))
+
+
+def _follow_functions(module: ModuleType, patches: Patches, channel: Channel) -> None:
+    thread, process = module.RunnerThread, channel.process
+    run = vars(thread)["run"]
+
+    def run_and_close(self: Any) -> None:
+        run(self)
+        _quietly(process.close)
+
+    def note(_: Any, error: BaseException) -> None:
+        process.note_fatal(error)
+
+    patches.replace(thread, "run", functools.update_wrapper(run_and_close, run))
+    patches.replace(thread, "_propagate_exception", _telling(note, vars(thread)["_propagate_exception"]))
+
+
+def _follow_reports(module: ModuleType, patches: Patches, channel: Channel) -> None:
+    session = module._TrainSession
+    report = vars(session)["report"]
+    patches.replace(session, "report", told_report(report, channel, _persisted, waits=False))
+
+
+_PARTS: Final = {"trainable": _follow_trials, "util": _follow_functions, "session": _follow_reports}
+
+
+def _persisted(args: Any, kwargs: Any) -> Any:
+    return getattr(args[2] if len(args) > 2 else kwargs.get("checkpoint"), "path", None)
+
+
+def _telling(tell: Callable[..., object], call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, with the same told before it."""
+
+    def told(*args: Any, **kwargs: Any) -> Any:
+        _quietly(lambda: tell(*args, **kwargs))
+        return call(*args, **kwargs)
+
+    return functools.update_wrapper(told, call)
+
+
+def _quietly(action: Callable[[], object]) -> None:
+    try:
+        action()
+    except Exception as error:
+        warn_once("ray_tune", f"not all that Ray Tune does is followed: {type(error).__name__}: {error}")
