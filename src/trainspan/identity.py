@@ -33,6 +33,9 @@ _LOCAL_WORLD_SIZE = (
     "SLURM_NTASKS_PER_NODE",
 )
 _OF_SLURM_STEP = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
+RAY_JOB = "RAY_JOB_ID"
+RAY_SESSION = "RAY_SESSION_NAME"
+"""Which incarnation of a cluster a job of Ray's is in; no variable of Ray's own, which tells it by its command line."""
 _SLURM_STEPS_MOST = 0xFFFFFFF0
 """Numbers from here on are no steps of `srun`: the batch script itself, or the shell of an interactive allocation."""
 
@@ -159,6 +162,8 @@ def is_named(identity: Identity, environ: Mapping[str, str]) -> bool:
     """Whether the run's id is that of one job: what a batch script or a command is given, all it starts inherits."""
     if identity.launcher == "slurm":
         return _in_slurm_step(environ)
+    if identity.launcher == "ray":
+        return not environ.get(RAY_SESSION)
     if identity.launcher == "trainspan":
         return "TORCHELASTIC_RUN_ID" in environ
     return identity.launcher != "process"
@@ -184,8 +189,11 @@ def _run_of(settings: Settings, environ: Mapping[str, str]) -> tuple[str, str]:
     slurm = environ.get("SLURM_JOB_ID", "")
     if slurm and _in_slurm_step(environ):
         slurm = f"{slurm}.{environ['SLURM_STEP_ID']}"
+    ray = environ.get(RAY_JOB, "")
+    if ray and environ.get(RAY_SESSION):
+        ray = f"{environ[RAY_SESSION]}.{ray}"
     candidates = (
-        (environ.get("RAY_JOB_ID", ""), "ray"),
+        (ray, "ray"),
         ("" if elastic == "none" else elastic, "torchrun"),
         (environ.get("KUBEFLOW_TRAINING_JOB_ID", ""), "kubeflow"),
         (slurm, "slurm"),

@@ -203,6 +203,7 @@ def test_torchrun_inside_slurm_counts_as_torchrun() -> None:
     [
         ({**SLURM, **TORCHRUN, "TRAINSPAN_RUN_ID": "mine", "RAY_JOB_ID": "r"}, "mine", "user"),
         ({**TORCHRUN, "RAY_JOB_ID": "raysubmit_1"}, "raysubmit_1", "ray"),
+        ({"RAY_JOB_ID": "01000000", "RAY_SESSION_NAME": "session_1"}, "session_1.01000000", "ray"),
         ({"KUBEFLOW_TRAINING_JOB_ID": "job-7", **SLURM}, "job-7", "kubeflow"),
         ({"SLURM_JOB_ID": "81723"}, "81723", "slurm"),
         ({"TORCHELASTIC_RUN_ID": "none", **SLURM}, "81723.0", "slurm"),
@@ -431,6 +432,7 @@ def test_ranks_of_a_shell_are_counted_where_they_meet_on_one_host() -> None:
         ({"TRAINSPAN_RUN_ID": "mine"}, True),
         (TORCHRUN, True),
         (RAY_TRAIN, True),
+        ({**RAY_TRAIN, "RAY_SESSION_NAME": "session_1"}, False),
         (SLURM, True),
         (BATCH_SCRIPT, False),
     ],

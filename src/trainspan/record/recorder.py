@@ -27,7 +27,7 @@ from trainspan.identity import (
     place_of_world,
 )
 from trainspan.placement import place_of
-from trainspan.record import launched
+from trainspan.record import launched, ray_job
 from trainspan.record.captures import Captures
 from trainspan.record.checkpoints import Notes
 from trainspan.record.marker import Marker
@@ -258,12 +258,13 @@ class Recorder:
     def _identify(self, undo: ExitStack) -> Identity:
         # As the environment has it now: a launcher may be in this very process (a notebook's, Lightning's).
         launch_id = load(os.environ)[0].launch_id or self.settings.launch_id
-        identity = identify(replace(self.settings, launch_id=launch_id), os.environ, Role.RANK, self._world)
+        environ = ray_job.environment()
+        identity = identify(replace(self.settings, launch_id=launch_id), environ, Role.RANK, self._world)
         if self._assignment is not None:
             identity = assigned(identity, self._assignment, self.settings)
             counted = self._assignment.attempt is not None
             return identity if counted else self._number(identity, undo)
-        if is_named(identity, os.environ):
+        if is_named(identity, environ):
             by_script = launched.parent_by_multiprocessing() is not None
             if by_script:
                 return identity
@@ -291,7 +292,7 @@ class Recorder:
         self._writer = writer
         self.identity = identity
         self.marker.attach(writer.words, writer.capacity)
-        place = place_of(os.environ)
+        place = place_of(ray_job.environment())
         if place:
             writer.append_event({"ts": monotonic_ns(), "event": "place", "attributes": place})
         tags = {names.SESSION_TAG: self.settings.session_tag, names.PERF_TAG: self.settings.perf_tag}
