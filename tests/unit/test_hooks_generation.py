@@ -57,3 +57,66 @@ def test_failure_of_generation_is_the_users(model: tuple[Any, Tape]) -> None:
         generator.generate(-1)
 
     assert tape.written() == ["enter generation", "abort other"]
+
+
+class DiffusionPipeline:
+    """As diffusers has it: each kind of pipeline is a class with a `__call__` of its own."""
+
+    marker: Marker
+
+
+@pytest.fixture
+def pipelines() -> Iterator[tuple[Any, Tape]]:
+    """What pipelines are made of, and the tape."""
+    marker, tape = recording_marker()
+    package, patches = ModuleType("pipeline_utils"), Patches()
+    package.__dict__["DiffusionPipeline"] = DiffusionPipeline
+    DiffusionPipeline.marker = marker
+    hook.install_diffusers(package, marker, patches)
+    yield DiffusionPipeline, tape
+    patches.undo()
+
+
+def denoise(self: Any, steps: int) -> int:
+    """As many steps as were asked for, each of which calls a model that was left in training mode."""
+    for _ in range(steps):
+        assert self.marker.enter(Phase.FORWARD) < 0
+    return steps
+
+
+def test_sampling_of_a_pipeline_is_generation(pipelines: tuple[Any, Tape]) -> None:
+    """An image after each epoch, and in the middle of one: its forwards are none of the step's."""
+    base, tape = pipelines
+    made = type("Pipeline", (base,), {"__call__": denoise})
+    inheriting = type("Inheriting", (made,), {})
+
+    steps = made()(3), inheriting()(2)
+
+    assert steps == (3, 2)
+    assert tape.written() == ["enter generation", "resume other"] * 2
+    assert made.__call__.__name__ == "denoise"
+
+
+def test_pipeline_is_as_it_was_once_the_hook_is_out() -> None:
+    """Also one that was made while it was in."""
+    marker, tape = recording_marker()
+    package, patches = ModuleType("pipeline_utils"), Patches()
+    package.__dict__["DiffusionPipeline"] = DiffusionPipeline
+    hook.install_diffusers(package, marker, patches)
+    made = type("Pipeline", (DiffusionPipeline,), {"__call__": denoise})
+
+    patches.undo()
+
+    assert vars(made)["__call__"] is denoise
+    assert "__init_subclass__" not in vars(DiffusionPipeline)
+    assert tape.written() == []
+
+
+def test_pipelines_that_see_to_their_kinds_themselves_are_left_alone() -> None:
+    """What another version does there must go on."""
+    marker, _ = recording_marker()
+    package = ModuleType("pipeline_utils")
+    package.__dict__["DiffusionPipeline"] = type("Own", (), {"__init_subclass__": lambda: None})
+
+    with pytest.raises(AttributeError, match="another way"):
+        hook.install_diffusers(package, marker, Patches())

@@ -5,6 +5,7 @@ Each of them needs to know when a step ends, and most of them tell what they hav
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -55,7 +56,8 @@ def place(
 
     def place_generation() -> None:
         hook = _hook("generation")
-        place_later("generation", hook.MODULE, lambda package: hook.install(package, recorder.marker, patches))
+        for module, install in ((hook.MODULE, hook.install), (hook.DIFFUSERS_MODULE, hook.install_diffusers)):
+            place_later("generation", module, partial(install, marker=recorder.marker, patches=patches))
 
     install_hook("amp", place_amp)
     if _is_distributed():

@@ -1,9 +1,11 @@
-"""Text generation by Hugging Face's `generate`: a phase of its own, told from training and validation.
+"""Generation by Hugging Face's `generate`, and by pipelines of diffusers: a phase of its own.
 
-`GenerationMixin.generate` is patched on the class, which models inherit. Cost: 0.5 µs a call.
+Each calls the model a hundred times for one batch, without gradients; a pipeline of diffusers leaves it in training
+mode. `GenerationMixin.generate` is patched on the class, which models inherit. Cost: 0.5 µs a call.
 """
 
 import functools
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
@@ -13,6 +15,7 @@ from trainspan.record.patches import Patches
 from trainspan.record.traced import compiler, is_traced
 
 MODULE: Final = "transformers.generation.utils"
+DIFFUSERS_MODULE: Final = "diffusers.pipelines.pipeline_utils"
 _GENERATION: Final = int(Phase.GENERATION)
 
 
@@ -22,12 +25,35 @@ def install(package: ModuleType, marker: Marker, patches: Patches) -> None:
     Raises:
         KeyError: this package generates in another way; it then shows as `validation` or `other`.
     """
-    around = marker.around
     call = vars(package.GenerationMixin)["generate"]
+    patches.replace(package.GenerationMixin, "generate", _marked(call, marker))
+
+
+def install_diffusers(package: ModuleType, marker: Marker, patches: Patches) -> None:
+    """Mark every call of a pipeline: each kind is a class with a `__call__` of its own, and is made later.
+
+    Raises:
+        AttributeError: this package samples in another way; it then shows as `forward`, or as `validation`.
+    """
+    base = package.DiffusionPipeline
+    if "__init_subclass__" in vars(base):
+        raise AttributeError("pipelines are made in another way")
+
+    def mark_pipeline(pipeline: type, /, **kwargs: Any) -> None:
+        super(base, pipeline).__init_subclass__(**kwargs)
+        if "__call__" in vars(pipeline):
+            patches.replace(pipeline, "__call__", _marked(vars(pipeline)["__call__"], marker))
+
+    base.__init_subclass__ = classmethod(mark_pipeline)
+    patches.on_undo(lambda: delattr(base, "__init_subclass__"))
+
+
+def _marked(call: Callable[..., Any], marker: Marker) -> Callable[..., Any]:
+    around = marker.around
 
     def generate(*args: Any, **kwargs: Any) -> Any:
         if is_traced() or compiler._is_compiling_flag:
             return call(*args, **kwargs)
         return around(call, _GENERATION, args, kwargs)
 
-    patches.replace(package.GenerationMixin, "generate", functools.update_wrapper(generate, call))
+    return functools.update_wrapper(generate, call)
