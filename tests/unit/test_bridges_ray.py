@@ -243,13 +243,16 @@ def test_report_of_a_trial_is_heard(followed: Followed) -> None:
     """The same, of a session: a trial waits for nobody."""
     module = module_of("ray.session", _TrainSession=TrainSession)
     ray_tune.install(module, followed.patches, followed.channel)
+    session = TrainSession()
 
-    TrainSession().report({"loss": 0.75})
-    TrainSession().report({"loss": 0.5}, checkpoint=SimpleNamespace(path="local"))
+    session.report({"loss": 0.75})
+    session.report({"loss": 0.5}, checkpoint=SimpleNamespace(path="local"))
+    session.report({"__duplicate__": True})
     followed.channel.scalars.close()
 
     assert followed.tape.written() == ["enter checkpoint_save", "resume other"]
     assert followed.told[-1]["values"] == {"loss": 0.5}
+    assert session.reported == ({"__duplicate__": True}, None)
 
 
 class Trainable:

@@ -19,6 +19,8 @@ from trainspan.record.patches import Patches
 _TRIAL: Final = "__trial_info__"
 """Where Tune puts what it says of the trial, among what the trial is configured with."""
 
+_OVER: Final = "__duplicate__"
+
 
 def install(module: ModuleType, patches: Patches, channel: Channel) -> None:
     """Follow the part of Tune that is in `module`.
@@ -63,7 +65,13 @@ def _follow_functions(module: ModuleType, patches: Patches, channel: Channel) ->
 def _follow_reports(module: ModuleType, patches: Patches, channel: Channel) -> None:
     session = module._TrainSession
     report = vars(session)["report"]
-    patches.replace(session, "report", told_report(report, channel, _persisted, waits=False))
+    told = told_report(report, channel, _persisted, waits=False)
+
+    def report_told(self: Any, metrics: Any, *args: Any, **kwargs: Any) -> None:
+        # Tune says itself by a report that the function is over.
+        (report if _OVER in metrics else told)(self, metrics, *args, **kwargs)
+
+    patches.replace(session, "report", functools.update_wrapper(report_told, report))
 
 
 _PARTS: Final = {"trainable": _follow_trials, "util": _follow_functions, "session": _follow_reports}
