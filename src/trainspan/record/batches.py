@@ -20,6 +20,9 @@ from trainspan.recording.layout import SAMPLES_MAX, TOKENS_MAX, TOKENS_SHIFT
 TOKEN_KEYS: Final = ("input_ids", "tokens", "input")
 """Of Hugging Face; of many; of torchtitan. The tensor must be of integers: `input` is an image elsewhere."""
 
+IDS_SUFFIX: Final = "_input_ids"
+"""Of sentence-transformers, where a sample has several texts: `anchor_input_ids`, `positive_input_ids`."""
+
 MOST_TYPES: Final = 64
 """Types of batches that are remembered; a program that makes new ones for ever must not fill the memory."""
 
@@ -76,6 +79,9 @@ def _measure_for(batch: Any, asked_for: object) -> Measure:
     for path, tensor in found:
         if path[-1] in TOKEN_KEYS and tensor.dtype in _INTEGERS:
             return _reader(batch, path, _tokens)
+    columns = [path for path, tensor in found if str(path[-1]).endswith(IDS_SUFFIX) and tensor.dtype in _INTEGERS]
+    if columns:
+        return _sum([_reader(batch, path, _tokens) for path in columns])
     candidates = _candidates(batch, found)
     return next((measure for measure in candidates if measure(batch) == asked_for), (*candidates, _nothing)[0])
 
@@ -144,6 +150,17 @@ def _leading_reader(key: Any) -> Measure:
         return samples if samples <= SAMPLES_MAX else 0
 
     return leading
+
+
+def _sum(measures: list[Measure]) -> Measure:
+    """What several columns of one batch hold: its samples once, and the tokens of all."""
+    samples, *_ = measures
+
+    def measure_columns(batch: Any) -> int:
+        tokens = sum(measure(batch) >> TOKENS_SHIFT for measure in measures)
+        return tokens << TOKENS_SHIFT | samples(batch) & SAMPLES_MAX
+
+    return measure_columns
 
 
 def _leading(tensor: torch.Tensor) -> int:
