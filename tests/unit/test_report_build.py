@@ -153,6 +153,20 @@ def test_rank_that_failed_first_is_named_first() -> None:
     assert [rank.rank for rank in report.failures] == [1, 2, 0, 3]
 
 
+def test_rank_that_died_is_named_before_those_that_could_not_reach_it() -> None:
+    """A peer's collective fails in the same millisecond, which it tells itself; that the rank is gone is seen later."""
+    ms = S // 1000
+    unreached = Ending(
+        "exception", START_UNIX_NS + 5 * S + 45 * ms, cause="RuntimeError", alive_unix_ns=START_UNIX_NS + 5 * S
+    )
+    died = Ending("died", START_UNIX_NS + 5 * S + 60 * ms, cause="SIGKILL", alive_unix_ns=START_UNIX_NS + 5 * S - ms)
+    ranks = [rank_of(rank, [PLAIN_MS], world_size=2, ending=ending) for rank, ending in enumerate((unreached, died))]
+
+    report = build_report(run_of(*ranks), FOLDER, 0.0)
+
+    assert [rank.rank for rank in report.failures] == [1, 0]
+
+
 def test_ranks_without_a_summary_are_missing() -> None:
     """A node whose folder was not collected must not look like a node that does not exist."""
     report = build_report(run_of(rank_of(1, [PLAIN_MS], world_size=4)), FOLDER, 0.0)

@@ -129,6 +129,7 @@ def test_a_summary_as_it_is_written() -> None:
                     "cause": None,
                     "still_ns": None,
                     "entered": None,
+                    "alive_unix_ns": None,
                 },
             }
         ],
@@ -245,6 +246,7 @@ def test_marks_are_lost_that_no_reader_has_read(looks: list[tuple[int, int]], lo
     [
         (Ending("running", phase="forward", step=2, still_ns=5), None),
         (Ending("died", ANCHOR.unix_of(99), "forward", 2, "SIGKILL"), ProcessEnd(99, "died", "SIGKILL")),
+        (Ending("exited", ANCHOR.unix_of(99), alive_unix_ns=ANCHOR.unix_of(90)), ProcessEnd(99, "exited", None, 90)),
     ],
 )
 def test_end_that_was_found_out_is_known_to_the_next_relay(ending: Ending, end: ProcessEnd | None) -> None:

@@ -139,6 +139,7 @@ def _rank_report(process: RankSummary) -> RankReport:
         stands_in_step=process.ending.step if running else None,
         stands_s=None if process.ending.still_ns is None else process.ending.still_ns * _S_PER_NS,
         phases_entered=process.ending.entered if running else None,
+        alive_unix_s=None if process.ending.alive_unix_ns is None else process.ending.alive_unix_ns * _S_PER_NS,
     )
 
 

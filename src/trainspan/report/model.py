@@ -48,6 +48,7 @@ class RankReport:
     `energy_j` is that of its GPU while it trained; `energy_per_step_j` what a step of usual length took of it.
     `stands_s`: for how long a rank that runs had given no sign when it was last heard of, and where; null: it does not
     run, or has begun no step. `phases_entered`: how many phases that all ranks train in it has entered in that step.
+    `alive_unix_s`: when one that failed last was known to be well, if its end was noticed later.
     """
 
     rank: int
@@ -79,6 +80,7 @@ class RankReport:
     stands_in_step: int | None = None
     stands_s: float | None = None
     phases_entered: int | None = None
+    alive_unix_s: float | None = None
 
     @property
     def failed(self) -> bool:
@@ -89,6 +91,11 @@ class RankReport:
     def stopped(self) -> bool:
         """Whether its launcher ended it: what brought that about lies elsewhere."""
         return self.ended == "stopped"
+
+    @property
+    def well_until_unix_s(self) -> float:
+        """When it last was known to be well, or else when it ended."""
+        return (self.ended_unix_s if self.alive_unix_s is None else self.alive_unix_s) or 0.0
 
     @property
     def stands_still(self) -> bool:
@@ -229,13 +236,12 @@ class RunReport:
     def failures(self) -> tuple[RankReport, ...]:
         """The ranks that ended before their work was done: by attempt, in each the likely cause of the others first.
 
-        That is the first to end. A launcher ends the others with SIGTERM, within the same look of the relay, so those
-        come last.
+        That is the one that was known to be well for the shortest time: a death is noticed later than the exceptions
+        which come of it. A launcher ends the others with SIGTERM, within the same look of the relay, so those come
+        last.
         """
         failed = (rank for rank in self.ranks if rank.failed)
-        return tuple(
-            sorted(failed, key=lambda r: (r.attempt, r.ended_cause == "SIGTERM", r.ended_unix_s or 0.0, r.rank))
-        )
+        return tuple(sorted(failed, key=lambda r: (r.attempt, r.ended_cause == "SIGTERM", r.well_until_unix_s, r.rank)))
 
 
 def to_json(report: RunReport) -> dict[str, Any]:

@@ -57,7 +57,8 @@ class Ending(NamedTuple):
     """How a process stands, or ended.
 
     `phase` and `step` tell where it stands, or ended before its work was done. `still_ns`: for how long it had stood
-    there when that was written; None once it has ended. `entered`: as in `Standing`.
+    there when that was written; None once it has ended. `entered`: as in `Standing`. `alive_unix_ns`: when it last was
+    known to be well, if its end was noticed later; as in `ProcessEnd`.
     """
 
     how: Literal["running"] | EndReason
@@ -67,6 +68,7 @@ class Ending(NamedTuple):
     cause: str | None = None
     still_ns: int | None = None
     entered: int | None = None
+    alive_unix_ns: int | None = None
 
     @classmethod
     def from_json(cls, written: Any) -> "Ending":
@@ -76,17 +78,19 @@ class Ending(NamedTuple):
             raise ValueError(f"how is {how[:80]!r}, not one of {', '.join(_HOW)}")
         at_unix_ns, step = (optional(written, name, int) for name in ("at_unix_ns", "step"))
         phase, cause = (optional(written, name, str) for name in ("phase", "cause"))
-        # Earlier versions wrote neither.
-        still_ns, entered = (
-            optional(written, name, int) if name in written else None for name in ("still_ns", "entered")
+        # Earlier versions wrote none of these.
+        still_ns, entered, alive_unix_ns = (
+            optional(written, name, int) if name in written else None
+            for name in ("still_ns", "entered", "alive_unix_ns")
         )
-        return cls(how, at_unix_ns, phase, step, cause, still_ns, entered)
+        return cls(how, at_unix_ns, phase, step, cause, still_ns, entered, alive_unix_ns)
 
     def process_end(self, anchor: Anchor) -> ProcessEnd | None:
         """The end as it was told; None while the process runs."""
         if self.how == "running" or self.at_unix_ns is None:
             return None
-        return ProcessEnd(anchor.monotonic_of(self.at_unix_ns), self.how, self.cause)
+        alive_ns = None if self.alive_unix_ns is None else anchor.monotonic_of(self.alive_unix_ns)
+        return ProcessEnd(anchor.monotonic_of(self.at_unix_ns), self.how, self.cause, alive_ns)
 
 
 class TellingOfMetrics(NamedTuple):
@@ -199,12 +203,12 @@ class RankSummary:
 
     def note_end(self, end: ProcessEnd, unfinished: RankStep | None, anchor: Anchor) -> None:
         """Take over how the process ended, and in which unfinished step."""
-        at_unix_ns = anchor.unix_of(end.at_ns)
+        ending = Ending(end.reason, anchor.unix_of(end.at_ns), cause=end.cause)
+        if end.failed and end.alive_ns is not None:
+            ending = ending._replace(alive_unix_ns=anchor.unix_of(end.alive_ns))
         if end.failed and unfinished is not None:
-            phase = phase_of_end(unfinished).wire
-            self.ending = Ending(end.reason, at_unix_ns, phase, unfinished.number, end.cause)
-        else:
-            self.ending = Ending(end.reason, at_unix_ns, cause=end.cause)
+            ending = ending._replace(phase=phase_of_end(unfinished).wire, step=unfinished.number)
+        self.ending = ending
 
     def note_standing(self, standing: Standing | None, now_ns: int) -> None:
         """Take over where a process that lives stands at `now_ns`; None: it is not known, or not any more."""
