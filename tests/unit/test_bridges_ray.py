@@ -8,10 +8,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.unit.followed import Followed
 from trainspan.identity import Assignment
-from trainspan.record.bridges import ray_train, ray_tune
+from trainspan.record.bridges import ray_data, ray_train, ray_tune
 
 RUN = "llama-7"
 
@@ -292,9 +293,71 @@ def test_each_trial_is_a_run(followed: Followed) -> None:
     ]
 
 
+class IterableFromIterator:
+    """As Ray Data's: what `iter_torch_batches` gives, which can be iterated again and again."""
+
+    def __init__(self, batches: Callable[[], Iterator[Any]]):
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.batches()
+
+
+@pytest.fixture
+def batches_of(followed: Followed) -> Callable[[Callable[[], Iterator[Any]]], IterableFromIterator]:
+    """Makes what hands out batches, followed."""
+    module = module_of("ray.data.iterator", _IterableFromIterator=IterableFromIterator)
+    ray_data.install(module, followed.patches, followed.channel)
+    return IterableFromIterator
+
+
+def test_wait_for_a_batch_of_ray_data_is_data_wait(followed: Followed, batches_of: Any) -> None:
+    """Its users have no DataLoader; what a batch holds goes with the mark of its arrival."""
+    made = [{"x": torch.zeros(size, 3)} for size in (4, 2)]
+    batches = batches_of(lambda: iter(made))
+
+    found = [list(batches), list(batches)]
+
+    assert found == [made, made]
+    assert followed.tape.written() == ["enter data_wait", "resume other"] * 6
+    resumed = [mark.operand for mark in followed.tape.slots() if mark is not None and mark.kind == "resume"]
+    assert resumed == [4, 2, 0] * 2
+
+
+def test_batches_that_are_left_early_are_closed(batches_of: Any) -> None:
+    """Ray Data then stops reading ahead, which fills the memory of the cluster."""
+    closed = []
+
+    def batches() -> Iterator[int]:
+        try:
+            yield from range(3)
+        finally:
+            closed.append(True)
+
+    for batch in batches_of(batches):
+        assert batch == 0
+        break
+
+    assert closed == [True]
+
+
+def test_failure_of_ray_data_is_the_users(followed: Followed, batches_of: Any) -> None:
+    """It passes through, and the wait ends with it."""
+
+    def batches() -> Iterator[int]:
+        yield 1
+        raise ValueError("no such block")
+
+    with pytest.raises(ValueError, match="no such block"):
+        list(batches_of(batches))
+
+    assert followed.tape.written()[-2:] == ["enter data_wait", "abort other"]
+
+
 PARTS = {
     ray_train: ("worker_group", "worker", "config", "thread_runner", "context"),
     ray_tune: ("trainable", "util", "session"),
+    ray_data: ("iterator",),
 }
 
 

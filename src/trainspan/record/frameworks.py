@@ -35,6 +35,7 @@ BRIDGES = {
     f"{_RAY_TRAIN}.worker_group.thread_runner": "ray_train",
     f"{_RAY_TRAIN}.worker_group.worker": "ray_train",
     f"{_RAY_TRAIN}.worker_group.worker_group": "ray_train",
+    "ray.data.iterator": "ray_data",
     "ray.tune.trainable.trainable": "ray_tune",
     "ray.air._internal.util": "ray_tune",
     "ray.train._internal.session": "ray_tune",

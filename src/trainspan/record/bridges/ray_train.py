@@ -109,7 +109,7 @@ def told_report(
     def report_told(*args: Any, **kwargs: Any) -> None:
         channel.scalars.log(args[1] if len(args) > 1 else kwargs.get("metrics", {}))
         checkpoint = args[2] if len(args) > 2 else kwargs.get("checkpoint")
-        if checkpoint:
+        if checkpoint is not None:
             save(*args, **kwargs)
         elif waits:
             around(report, _COLLECTIVE, args, kwargs)

@@ -28,11 +28,11 @@ def install(marker: Marker, patches: Patches) -> None:
         AttributeError, KeyError: this torch has no such iterator class; the wait then shows as `other`.
     """
     iterator = dataloader._BaseDataLoaderIter
-    patches.replace(iterator, "__next__", _marked(vars(iterator)["__next__"], marker, BatchMeter()))
-    patches.replace(DataLoader, "__iter__", _marked(vars(DataLoader)["__iter__"], marker, None))
+    patches.replace(iterator, "__next__", marked(vars(iterator)["__next__"], marker, BatchMeter()))
+    patches.replace(DataLoader, "__iter__", marked(vars(DataLoader)["__iter__"], marker, None))
 
 
-def _marked(call: Callable[[Any], Any], marker: Marker, meter: BatchMeter | None) -> Callable[[Any], Any]:
+def marked(call: Callable[[Any], Any], marker: Marker, meter: BatchMeter | None) -> Callable[[Any], Any]:
     """`call`, marked; with a meter, what it returns is a batch."""
     enter, resume, abort, resume_with = marker.enter, marker.resume, marker.abort, marker.resume_with
     measures: dict[type, Measure] = {} if meter is None else meter.measures
