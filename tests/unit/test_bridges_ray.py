@@ -84,6 +84,17 @@ def test_workers_that_ray_begins_anew_are_the_next_attempt(begin_attempt: Callab
     assert numbers == [0, 1, 2]
 
 
+def test_attempt_that_the_user_has_numbered_is_the_least(
+    begin_attempt: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who begins the job anew on a cluster without a common disk counts by himself."""
+    monkeypatch.setenv("TRAINSPAN_ATTEMPT", "5")
+
+    numbers = [begin_attempt("first"), begin_attempt("first")]
+
+    assert numbers == [5, 6]
+
+
 def test_worker_of_a_controller_that_nobody_follows_is_the_first_attempt(followed: Followed) -> None:
     """TRAINSPAN_ENABLED may not have come as far."""
     number = number_in(followed, TrainRunContext(SimpleNamespace(name=RUN)))

@@ -31,15 +31,10 @@ def install(module: ModuleType, patches: Patches, channel: Channel) -> None:
 
 
 def _waited_for(batches: Iterator[Any], wait: Callable[[Iterator[Any]], Any]) -> Iterator[Any]:
-    """The same batches. It is a generator as theirs is: Ray stops reading ahead where that is closed."""
-    try:
-        while True:
-            try:
-                batch = wait(batches)
-            except StopIteration:
-                return
-            yield batch
-    finally:
-        close = getattr(batches, "close", None)
-        if close is not None:
-            close()
+    """The same batches, by a generator that alone has theirs: where it is closed, Ray stops reading ahead."""
+    while True:
+        try:
+            batch = wait(batches)
+        except StopIteration:
+            return
+        yield batch

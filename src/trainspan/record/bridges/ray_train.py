@@ -139,16 +139,14 @@ def _assignment(context: Any) -> Assignment:
 
 
 def _next_attempt(context: Any) -> int:
-    """Which attempt of the run is about to begin; an earlier controller may have begun some.
+    """Which attempt of the run is about to begin; this controller or an earlier one may have begun some.
 
     Raises:
         OSError, RecordingRefused: the run folder cannot be used.
     """
     values, _ = settings.load(os.environ)
     first = assigned(identify(values, os.environ, Role.AGENT), Assignment(context.run_config.name), values)
-    before = getattr(context, _ATTEMPT, None)
-    folder = run_folder(settings.state_dir(values, os.environ), first.run)
-    return attempts.take_next(folder, first.attempt if before is None else before + 1)
+    return attempts.take_next(run_folder(settings.state_dir(values, os.environ), first.run), first.attempt)
 
 
 def _persisted(args: Any, kwargs: Any) -> Any:
