@@ -39,6 +39,15 @@ BRIDGES = {
     "ray.tune.trainable.trainable": "ray_tune",
     "ray.air._internal.util": "ray_tune",
     "ray.train._internal.session": "ray_tune",
+    **dict.fromkeys(
+        (
+            "stable_baselines3.common.on_policy_algorithm",
+            "stable_baselines3.common.off_policy_algorithm",
+            "stable_baselines3.common.base_class",
+            "stable_baselines3.common.evaluation",
+        ),
+        "stable_baselines3",
+    ),
     "torchmetrics.metric": "torchmetrics",
     "torchmetrics.collections": "torchmetrics",
     "torchtitan.observability.structured_logger.structured_logging": "torchtitan",
