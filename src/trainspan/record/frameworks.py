@@ -28,6 +28,7 @@ BRIDGES = {
     "megatron.core.optimizer.layer_wise_optimizer": "megatron",
     "megatron.core.dist_checkpointing": "megatron_checkpoint",
     "fastai.learner": "fastai",
+    "ignite.engine.engine": "ignite",
     "keras.src.backend.torch.trainer": "keras",
     "keras.src.saving.saving_lib": "keras_checkpoint",
     "ray.train.torch.config": "ray_train",
