@@ -312,6 +312,19 @@ def test_new_optimizer_and_new_loader_announce_another_model(watched: Watched) -
     assert found == [2, 2, 0]
 
 
+def test_loader_that_was_looked_into_before_training_announces_another_model(watched: Watched) -> None:
+    """Composer looks at a batch to see its size; when it evaluates it calls the model in the one that is trained."""
+    evaluated, loader = nn.Linear(2, 1), DataLoader([torch.ones(2)])
+    next(iter(loader))
+    watched.end_search()
+    before = len(watched.tape.written())
+
+    for batch in loader:
+        evaluated(batch)
+
+    assert len(watched.tape.written()) - before == 2
+
+
 def test_nothing_is_sought_within_a_phase_by_another_thread_or_for_ever(watched: Watched) -> None:
     """A framework's validation is one phase, whose inner modules must not cost; each search changes a class."""
     watched.end_search()

@@ -101,9 +101,12 @@ class RootSearch:
         self._ask()
 
     def iterated(self, loader: Any) -> None:
-        """Take over that a DataLoader is asked for its batches; the first time, they may be for another model."""
-        number = id(loader)
-        if number not in self._loaders and self._ask():
+        """Take over that a DataLoader is asked for its batches; the first time, they may be for another model.
+
+        A time while a search is under way is not the first: some look at a batch long before they evaluate with others.
+        """
+        number, searching = id(loader), self._searching
+        if number not in self._loaders and self._ask() and not searching:
             self._loaders[number] = weakref.ref(loader, lambda _: self._loaders.pop(number, None))
 
     def begin(self) -> None:
