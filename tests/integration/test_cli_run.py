@@ -396,7 +396,7 @@ def test_refusal_to_record_is_not_taken_for_a_command_that_trains_nothing(enviro
     refused, said = ran.stderr.splitlines()
     assert ran.returncode == 5
     assert refused.startswith("trainspan: training goes on unrecorded: ")
-    assert said.startswith("trainspan: nothing was recorded: no process of this command trained with torch, or it has")
+    assert said.startswith("trainspan: nothing was recorded: no process of this command made an optimizer of torch or ")
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ def run_recorded(command: Sequence[str], environ: Mapping[str, str]) -> tuple[in
         folders = _recorded_folders(settings, environ, command, before)
         if not folders:
             say(
-                "nothing was recorded: no process of this command trained with torch, or it has said above what is in "
-                "the way (see: trainspan doctor)"
+                "nothing was recorded: no process of this command made an optimizer of torch or said trainspan.step(), "
+                "or it has said above what is in the way (see: trainspan doctor)"
             )
             return code, []
         _wait_for_relays([_recordings_of(folder, settings) for folder in folders])
