@@ -16,6 +16,7 @@ from trainspan.errors import RecordingRefused
 from trainspan.relay.otlp import cursor
 from trainspan.relay.otlp.claims import claim, claim_file, journals_in
 from trainspan.relay.otlp.complaints import Complaints
+from trainspan.relay.otlp.cursor import Cursor
 from trainspan.relay.otlp.journal import TRIM_BYTES, Journal, Line
 
 BOUND = 1 << 20
@@ -380,3 +381,15 @@ def test_nothing_is_lost_twice_or_out_of_order(
 def _number(text: bytes | None) -> int:
     assert text is not None
     return int(text.split()[0])
+
+
+def test_cursor_that_does_not_fit_leaves_the_one_before(tmp_path: Path) -> None:
+    """Half a cursor is none: the next relay would deliver everything again, from the beginning of the file."""
+    path = cursor.path_of(tmp_path / "traces.jsonl")
+    before = Cursor(100, 7, 0x89ABCDEF)
+    cursor.save(path, before)
+
+    with file_size_limit(20), pytest.raises(OSError, match="20 of"):
+        cursor.save(path, Cursor(200, 9, 0x89ABCDEF))
+
+    assert cursor.load(path) == before

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from trainspan.relay.otlp import lines
+
 SUFFIX = ".cursor"
 
 
@@ -52,7 +54,7 @@ def save(path: Path, cursor: Cursor) -> None:
         spare.unlink()
     descriptor = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, json.dumps(cursor._asdict()).encode())
+        lines.append(descriptor, json.dumps(cursor._asdict()).encode())
     finally:
         os.close(descriptor)
     spare.replace(path)
