@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.test_otlp_journal import file_size_limit
 from trainspan.names import Phase
 from trainspan.recording import layout
 from trainspan.recording.reader import RecordingReader, Refusal, open_recording
@@ -126,3 +127,17 @@ def test_launcher_that_is_given_up_is_not_waited_for(node: Node) -> None:
     node.pipeline.turn(time.monotonic_ns())
 
     assert not node.pipeline.busy()
+
+
+def test_summary_that_the_disk_does_not_take_is_told_of_once(node: Node) -> None:
+    """It is tried every few seconds, and the log lies on the same disk."""
+    rank = node.rank(0)
+    node.show(rank, steps=3)
+
+    with file_size_limit(10):
+        for seconds in range(0, 60, 6):
+            node.pipeline.turn(time.monotonic_ns() + seconds * 1_000_000_000)
+
+    node.leave()
+    assert len([line for line in node.said if "summary.json cannot be written" in line]) == 1
+    assert node.steps() == {0: 3}

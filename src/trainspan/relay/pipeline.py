@@ -20,6 +20,7 @@ from trainspan.relay.follower import RankFollower
 from trainspan.relay.gpus import NodeGpus, is_here
 from trainspan.relay.launchers import Launchers
 from trainspan.relay.node_metrics import NodeMetrics, Speaker
+from trainspan.relay.otlp.complaints import Complaints
 from trainspan.relay.otlp.outlet import Outlet
 from trainspan.relay.signals.metrics import histogram_kind_from, metrics_of
 from trainspan.relay.summary_file import SummaryFile, read_summary, summary_interval_ns, write_summary, writing_ns
@@ -47,6 +48,7 @@ class Pipeline:
         self._folder = folder
         self._environ = environ
         self._log = log
+        self._complain = Complaints(log)
         self._gpus = gpus
         # Which node this is, a rank knows and the launcher does not: None until there is one.
         self._node_rank: int | None = None
@@ -391,7 +393,7 @@ class Pipeline:
             follower.note_standing()
         for launcher in self._launchers.summaries():
             self._summary.add_launcher(launcher)
-        size_bytes = write_summary(self._summary_path(), self._summary, self._log)
+        size_bytes = write_summary(self._summary_path(), self._summary, self._complain)
         if self._summary_file is not None and size_bytes is not None:
             self._summary_file.remove_left_behind()
         return size_bytes

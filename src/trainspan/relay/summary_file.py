@@ -108,7 +108,7 @@ def read_summary(path: Path, run: str, log: Callable[[str], None]) -> Summary:
         return Summary(run)
 
 
-def write_summary(path: Path, summary: Summary, log: Callable[[str], None]) -> int | None:
+def write_summary(path: Path, summary: Summary, complain: Callable[[str, str], None]) -> int | None:
     """Put a summary in the place of the one before it: how many bytes it has; None: the disk has not taken it."""
     spare = path.with_name(f".{path.name}.new")
     text = json.dumps(summary.to_json(), separators=(",", ":"))
@@ -117,7 +117,7 @@ def write_summary(path: Path, summary: Summary, log: Callable[[str], None]) -> i
         spare.chmod(0o600)
         spare.replace(path)
     except OSError as error:
-        log(f"{path} cannot be written ({error.strerror}); the report will not see the newest steps")
+        complain("summary", f"{path} cannot be written ({error.strerror}); the report will not see the newest steps")
         return None
     return len(text)
 
