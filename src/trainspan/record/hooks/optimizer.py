@@ -111,23 +111,18 @@ class _Lead:
     """Which optimizer's steps are the steps of training.
 
     Attributes:
-        identity: of the lead; 0: there is none.
+        optimizer: `optimizer()`: the lead itself; None before the first step, and once it is gone.
         others: steps of others since its last one.
     """
 
-    __slots__ = ("_inside", "_made", "_made_at", "_reference", "identity", "others")
+    __slots__ = ("_inside", "_made", "_made_at", "optimizer", "others")
 
     def __init__(self) -> None:
-        self.identity = 0
+        self.optimizer: Callable[[], Any] = lambda: None  # a weak reference, once there is one
         self.others = 0
         self._inside = False  # whether it is one of those that step in the backward
         self._made: set[int] = set()  # since that many steps
         self._made_at = 0
-        self._reference: weakref.ref[Any] | None = None
-
-    def optimizer(self) -> Any:
-        """The lead itself; None before the first step, and once it is gone."""
-        return None if self._reference is None else self._reference()
 
     def note_made(self, optimizer: Any, steps: int) -> None:
         """Take over that an optimizer was made after so many steps of training."""
@@ -151,21 +146,18 @@ class _Lead:
         """
         self.others += 1
         is_new = self._made_at == steps > 0 and id(optimizer) in self._made
-        if self.identity and self.others < _PATIENCE and not is_new and not self._inside:
+        is_led = self.optimizer() is not None
+        if is_led and self.others < _PATIENCE and not is_new and not self._inside:
             return False
         # The backward of this step has just ended it: who steps outside of it leads from the next one on.
-        ends = not self._inside or is_new or not self.identity
+        ends = not self._inside or is_new or not is_led
         self._elect(optimizer)
         return ends
 
     def _elect(self, optimizer: Any) -> None:
-        def gone(_: object) -> None:
-            self.identity = 0
-
-        self.identity = id(optimizer)
         self.others = 0
         self._inside = False
-        self._reference = weakref.ref(optimizer, gone)
+        self.optimizer = weakref.ref(optimizer)
 
 
 def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
@@ -257,7 +249,7 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
         nonlocal depth
         if (depth != 1 or not alone) and not ends():
             return
-        if id(optimizer) != lead.identity:
+        if lead.optimizer() is not optimizer:
             close(optimizer, outer, step)
             depth = 0
             return
@@ -283,7 +275,7 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
         return True
 
     def close(optimizer: Any, outer: int, end_step: Callable[[int], bool]) -> None:
-        if id(optimizer) != lead.identity and not lead.is_followed(optimizer, marker.steps()):
+        if lead.optimizer() is not optimizer and not lead.is_followed(optimizer, marker.steps()):
             if outer != _OPTIMIZER:
                 resume(outer)
             return
@@ -291,6 +283,9 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
         if end_step(outer):
             for end in step_ends:
                 end()
+
+    def leading() -> Any:
+        return lead.optimizer()
 
     def scaled(outer: int) -> None:
         nonlocal scaled_in
@@ -342,7 +337,7 @@ def _hooks(  # noqa: PLR0915 - closures over one state, each a few lines
         # step at all where the optimizer is compiled. Every torch so far breaks its graph in `step` by itself.
         hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch's name, on any function
     marker.guard_optimizer(runs)
-    return before, after, Stepping(lead.optimizer, scaled, unscaled, skipped, made, whole)
+    return before, after, Stepping(leading, scaled, unscaled, skipped, made, whole)
 
 
 def _known(outcome: Outcome, args: tuple[Any, ...], result: Any) -> tuple[Any, bool | None]:
