@@ -68,6 +68,20 @@ def place(
     )
 
 
+def append_with_first(step_ends: StepEnds, each: Callable[[], None], first: Callable[[], None]) -> None:
+    """Have `each()` called at the end of every step, and `first()` after it at the end of the first one alone."""
+
+    def end_first() -> None:
+        each()
+        first()
+        # In its own place: whoever is calling them one by one goes on with the next. A signal's handler that trains
+        # here may have done so already.
+        if end_first in step_ends:
+            step_ends[step_ends.index(end_first)] = each
+
+    step_ends.append(end_first)
+
+
 def _place_lifecycle(
     recorder: Recorder,
     patches: Patches,
@@ -83,17 +97,15 @@ def _place_lifecycle(
     recorder.on_closing(compilations.step_ended)
     lifecycle = hook.Lifecycle(spans, search.called if search else lambda: False)
     recorder.on_closing(lifecycle.flush)
-    step_ends.append(compilations.step_ended)
-    step_ends.append(
-        _hook("training").install(
-            lifecycle,
-            stepping.lead,
-            search.roots if search else list,
-            lambda: search.autocast if search else None,
-            lambda: compilations.count > 0,
-            recorder.event,
-        )
+    tell_facts = _hook("training").install(
+        lifecycle,
+        stepping.lead,
+        search.roots if search else list,
+        lambda: search.autocast if search else None,
+        lambda: compilations.count > 0,
+        recorder.event,
     )
+    append_with_first(step_ends, compilations.step_ended, tell_facts)
     reducer = _hook("reducer").install(lifecycle.replicas, recorder.event)
     lifecycle.on_replica(lambda: step_ends.append(reducer))
     hook.install(patches, lifecycle)
