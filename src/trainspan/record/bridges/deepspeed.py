@@ -13,10 +13,12 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
-from trainspan.guard import warn_once
 from trainspan.record.bridges.channel import Channel
+from trainspan.record.bridges.quietly import quietly
 from trainspan.record.hooks.checkpoint import mark_calls
 from trainspan.record.patches import Patches
+
+_quietly = functools.partial(quietly, "DeepSpeed")
 
 
 def install(module: ModuleType, patches: Patches, channel: Channel) -> None:
@@ -128,10 +130,3 @@ def _loaded_from(args: Any, kwargs: Any) -> Any:
             tag = file.read().strip()
     place = None if tag is None else os.path.join(folder, tag)
     return place if place is not None and os.path.isdir(place) else None
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    try:
-        action()
-    except Exception as error:
-        warn_once("deepspeed", f"not all that DeepSpeed tells is taken over: {type(error).__name__}: {error}")

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from trainspan.guard import warn_once
 from trainspan.record.bridges.channel import Channel, Evaluation
+from trainspan.record.bridges.quietly import quietly
 from trainspan.record.patches import Patches
+
+_quietly = functools.partial(quietly, "fastai")
 
 
 def install(module: ModuleType, patches: Patches, channel: Channel) -> None:
@@ -94,10 +96,3 @@ def _telling_record(call: Callable[..., Any], channel: Channel) -> Callable[...,
         return result
 
     return functools.update_wrapper(after_epoch, call)
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    try:
-        action()
-    except Exception as error:
-        warn_once("fastai", f"not all that fastai tells is taken over: {type(error).__name__}: {error}")

@@ -11,10 +11,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
-from trainspan.guard import warn_once
 from trainspan.names import Phase
 from trainspan.record.bridges.channel import Channel, Evaluation
+from trainspan.record.bridges.quietly import quietly, telling
 from trainspan.record.patches import Patches
+
+_quietly = functools.partial(quietly, "Keras")
+_telling = functools.partial(telling, "Keras")
 
 _DATA_WAIT: Final = int(Phase.DATA_WAIT)
 _RESET: Final = "_backend_reset_gradient_accumulators"
@@ -146,18 +149,3 @@ class _Follower:
         """A batch has been evaluated."""
         for evaluation in self._under_way:
             evaluation.batch_ended()
-
-
-def _telling(call: Callable[..., Any], tell: Callable[..., None]) -> Callable[..., Any]:
-    def told(*args: Any, **kwargs: Any) -> Any:
-        _quietly(lambda: tell(*args, **kwargs))
-        return call(*args, **kwargs)
-
-    return functools.update_wrapper(told, call)
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    try:
-        action()
-    except Exception as error:
-        warn_once("keras", f"not all that Keras tells is taken over: {type(error).__name__}: {error}")

@@ -13,10 +13,12 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any, Final
 
-from trainspan.guard import warn_once
 from trainspan.record.bridges.channel import Channel, Evaluation
+from trainspan.record.bridges.quietly import quietly
 from trainspan.record.hooks.checkpoint import mark_calls
 from trainspan.record.patches import Patches
+
+_quietly = functools.partial(quietly, "Lightning")
 
 LOOK_EVERY_NS: Final = 1_000_000_000
 
@@ -97,13 +99,6 @@ def _callback_class(base: Any) -> Any:
                 _quietly(lambda: self._channel.scalars.log(dict(trainer._logger_connector._callback_metrics)))
 
     return TrainspanCallback
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    try:
-        action()
-    except Exception as error:
-        warn_once("lightning", f"not all that Lightning tells is taken over: {type(error).__name__}: {error}")
 
 
 def _file_of(args: Any, kwargs: Any) -> Any:

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
-from trainspan.guard import warn_once
 from trainspan.record.bridges.channel import Channel
+from trainspan.record.bridges.quietly import quietly
 from trainspan.record.patches import Patches
+
+_quietly = functools.partial(quietly, "Megatron")
 
 _DEPTH: Final = 4
 """Optimizers in optimizers: a chain of them, what keeps parameters in single precision, and torch's own."""
@@ -68,10 +70,3 @@ def _tell(optimizer: Any, result: Any, channel: Channel) -> None:
         "loss_scale": optimizer.get_loss_scale() if getattr(first, "grad_scaler", None) else None,
     }
     channel.scalars.log({f"megatron.{name}": value for name, value in known.items() if value is not None})
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    try:
-        action()
-    except Exception as error:
-        warn_once("megatron", f"not all that Megatron tells is taken over: {type(error).__name__}: {error}")

@@ -11,10 +11,12 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
-from trainspan.guard import warn_once
 from trainspan.record.bridges.channel import Channel
+from trainspan.record.bridges.quietly import quietly
 from trainspan.record.hooks.checkpoint import mark_calls
 from trainspan.record.patches import Patches
+
+_quietly = functools.partial(quietly, "Megatron")
 
 
 def install(module: ModuleType, patches: Patches, channel: Channel) -> None:
@@ -53,10 +55,3 @@ def _tell(args: Any, kwargs: Any, channel: Channel) -> None:
 
 def _folder_of(args: Any, kwargs: Any) -> Any:
     return os.fspath(args[1] if len(args) > 1 else kwargs["checkpoint_dir"])
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    try:
-        action()
-    except Exception as error:
-        warn_once("megatron", f"a checkpoint of Megatron is not told: {type(error).__name__}: {error}")

@@ -15,15 +15,18 @@ from types import ModuleType
 from typing import Any, Final
 
 from trainspan import settings
-from trainspan.guard import warn_once
 from trainspan.identity import Assignment, assigned, identify
 from trainspan.names import Phase
 from trainspan.record.bridges.channel import Channel, Process
+from trainspan.record.bridges.quietly import quietly, telling
 from trainspan.record.hooks.checkpoint import mark_calls
 from trainspan.record.patches import Patches
 from trainspan.recording import attempts
 from trainspan.recording.places import run_folder
 from trainspan.role import Role
+
+_quietly = functools.partial(quietly, "Ray Train")
+_telling = functools.partial(telling, "Ray Train")
 
 _ATTEMPT: Final = "_trainspan_attempt"
 _COLLECTIVE: Final = int(Phase.COLLECTIVE)
@@ -47,7 +50,7 @@ def _follow_controller(module: ModuleType, patches: Patches, channel: Channel) -
         # Frozen, as it must not change for Ray; what it does not know goes with it all the same.
         object.__setattr__(context, _ATTEMPT, _next_attempt(context))
 
-    patches.replace(group, "_start_impl", _telling(count, vars(group)["_start_impl"]))
+    patches.replace(group, "_start_impl", _telling(vars(group)["_start_impl"], count))
 
 
 def _follow_worker(module: ModuleType, patches: Patches, channel: Channel) -> None:
@@ -56,14 +59,14 @@ def _follow_worker(module: ModuleType, patches: Patches, channel: Channel) -> No
         channel.process.assign(_assignment(context))
         channel.process.begin()
 
-    patches.replace(module, "set_train_context", _telling(begin, vars(module)["set_train_context"]))
+    patches.replace(module, "set_train_context", _telling(vars(module)["set_train_context"], begin))
 
 
 def _follow_shutdown(module: ModuleType, patches: Patches, channel: Channel) -> None:
     def stop(*_: Any, **__: Any) -> None:
         channel.process.note_stop(_KILLED_BY)
 
-    patches.replace(module, "_shutdown_torch", _telling(stop, vars(module)["_shutdown_torch"]))
+    patches.replace(module, "_shutdown_torch", _telling(vars(module)["_shutdown_torch"], stop))
 
 
 def _follow_function(module: ModuleType, patches: Patches, channel: Channel) -> None:
@@ -151,20 +154,3 @@ def _next_attempt(context: Any) -> int:
 
 def _persisted(args: Any, kwargs: Any) -> Any:
     return getattr(args[0].checkpoint, "path", None)
-
-
-def _telling(tell: Callable[..., object], call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, with the same told before it."""
-
-    def told(*args: Any, **kwargs: Any) -> Any:
-        _quietly(lambda: tell(*args, **kwargs))
-        return call(*args, **kwargs)
-
-    return functools.update_wrapper(told, call)
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    try:
-        action()
-    except Exception as error:
-        warn_once("ray_train", f"not all that Ray Train does is followed: {type(error).__name__}: {error}")

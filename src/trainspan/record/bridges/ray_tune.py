@@ -6,15 +6,17 @@ is closed. What is reported is told as that of Ray Train is.
 """
 
 import functools
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
-from trainspan.guard import warn_once
 from trainspan.identity import Assignment
 from trainspan.record.bridges.channel import Channel
+from trainspan.record.bridges.quietly import quietly, telling
 from trainspan.record.bridges.ray_train import told_report
 from trainspan.record.patches import Patches
+
+_quietly = functools.partial(quietly, "Ray Tune")
+_telling = functools.partial(telling, "Ray Tune")
 
 _TRIAL: Final = "__trial_info__"
 """Where Tune puts what it says of the trial, among what the trial is configured with."""
@@ -42,9 +44,9 @@ def _follow_trials(module: ModuleType, patches: Patches, channel: Channel) -> No
     def renew(self: Any, new_config: Any, *_: Any, **__: Any) -> None:
         begin(self, new_config)
 
-    patches.replace(trainable, "__init__", _telling(begin, vars(trainable)["__init__"]))
-    patches.replace(trainable, "reset", _telling(renew, vars(trainable)["reset"]))
-    patches.replace(trainable, "stop", _telling(lambda _: process.close(), vars(trainable)["stop"]))
+    patches.replace(trainable, "__init__", _telling(vars(trainable)["__init__"], begin))
+    patches.replace(trainable, "reset", _telling(vars(trainable)["reset"], renew))
+    patches.replace(trainable, "stop", _telling(vars(trainable)["stop"], lambda _: process.close()))
 
 
 def _follow_functions(module: ModuleType, patches: Patches, channel: Channel) -> None:
@@ -59,7 +61,7 @@ def _follow_functions(module: ModuleType, patches: Patches, channel: Channel) ->
         process.note_fatal(error)
 
     patches.replace(thread, "run", functools.update_wrapper(run_and_close, run))
-    patches.replace(thread, "_propagate_exception", _telling(note, vars(thread)["_propagate_exception"]))
+    patches.replace(thread, "_propagate_exception", _telling(vars(thread)["_propagate_exception"], note))
 
 
 def _follow_reports(module: ModuleType, patches: Patches, channel: Channel) -> None:
@@ -79,20 +81,3 @@ _PARTS: Final = {"trainable": _follow_trials, "util": _follow_functions, "sessio
 
 def _persisted(args: Any, kwargs: Any) -> Any:
     return getattr(args[2] if len(args) > 2 else kwargs.get("checkpoint"), "path", None)
-
-
-def _telling(tell: Callable[..., object], call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, with the same told before it."""
-
-    def told(*args: Any, **kwargs: Any) -> Any:
-        _quietly(lambda: tell(*args, **kwargs))
-        return call(*args, **kwargs)
-
-    return functools.update_wrapper(told, call)
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    try:
-        action()
-    except Exception as error:
-        warn_once("ray_tune", f"not all that Ray Tune does is followed: {type(error).__name__}: {error}")

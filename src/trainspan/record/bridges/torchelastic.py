@@ -18,8 +18,10 @@ from importlib import import_module
 from time import monotonic_ns
 from typing import Any, Final
 
-from trainspan.guard import warn_once
+from trainspan.record.bridges.quietly import quietly
 from trainspan.record.patches import Patches
+
+_quietly = functools.partial(quietly, "torchelastic")
 
 OPERATIONS: Final = {
     "_rendezvous": "rendezvous",
@@ -254,10 +256,3 @@ def attributes_of(event: Any) -> dict[str, Any]:
     [found["exit_code"]] = more.get("exit_code") or [None]
     found["source"] = event.source.name
     return {name: value for name, value in found.items() if isinstance(value, str | int | float)}
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    try:
-        action()
-    except Exception as error:
-        warn_once("torchelastic", f"not all that torchelastic says is taken over ({type(error).__name__}: {error})")

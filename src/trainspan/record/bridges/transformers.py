@@ -11,10 +11,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from trainspan.guard import warn_once
 from trainspan.record.bridges.channel import Channel, Evaluation
+from trainspan.record.bridges.quietly import quietly
 from trainspan.record.hooks.checkpoint import mark_calls
 from trainspan.record.patches import Patches
+
+_quietly = functools.partial(quietly, "the Hugging Face Trainer")
 
 
 def install(module: ModuleType, patches: Patches, channel: Channel) -> None:
@@ -82,10 +84,3 @@ def _saved_to(args: Any, kwargs: Any) -> Any:
 
 def _loaded(args: Any, kwargs: Any) -> Any:
     return args[1] if len(args) > 1 else kwargs.get("resume_from_checkpoint")
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    try:
-        action()
-    except Exception as error:
-        warn_once("transformers", f"not all that the Trainer tells is taken over: {type(error).__name__}: {error}")
