@@ -103,6 +103,15 @@ def run_trials() -> None:
 SCENARIOS = {"train": run_workers, "tune": run_trials}
 
 if __name__ == "__main__":
-    ray.init(num_cpus=3, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
-    for scenario in sys.argv[1:]:
-        SCENARIOS[scenario]()
+    # Its sessions are elsewhere in a folder that all users of Ray on the host share; sockets allow for no long path.
+    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as sessions:
+        ray.init(
+            num_cpus=3,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=sessions,
+            log_to_driver=False,
+        )
+        for scenario in sys.argv[1:]:
+            SCENARIOS[scenario]()
+        ray.shutdown()
