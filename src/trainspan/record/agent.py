@@ -182,10 +182,11 @@ class _AgentRecording:
         workers = agent._pcontext
         close = workers.close
         self._stopped, self._told = {}, set()
+        attempt = self.attempt_of(agent)  # what keeps the agent keeps its store, for which a process may wait 30 s
 
         @functools.wraps(close)
         def noted(death_sig: Signals | None = None, *args: Any, **kwargs: Any) -> Any:
-            _quietly(lambda: self.note_failures(agent, workers))
+            _quietly(lambda: self.note_failures(attempt, workers))
             _quietly(lambda: self.note_stop(workers, death_sig or Signals.SIGTERM))
             return close(death_sig, *args, **kwargs)
 
@@ -200,11 +201,11 @@ class _AgentRecording:
             for pid in agent._pcontext.pids().values():
                 self._tell_end(attempt, pid, 0)
 
-    def note_failures(self, agent: Any, workers: Any) -> None:
+    def note_failures(self, attempt: int, workers: Any) -> None:
         """Record how those ended for whom torchrun is about to stop the others: it may take 30 s to say so itself."""
         for handler in getattr(workers, "subprocess_handlers", {}).values():
             if handler.proc.returncode:  # of one that has ended, as torch has found out
-                self._tell_end(self.attempt_of(agent), handler.proc.pid, handler.proc.returncode)
+                self._tell_end(attempt, handler.proc.pid, handler.proc.returncode)
 
     def note_stop(self, workers: Any, signal: Signals) -> None:
         """Record which workers are about to be stopped: their end is not what ends the attempt."""
