@@ -42,7 +42,7 @@ TOUCHING = sorted(path for path in RECORD.rglob("[!_]*.py") if touches_torch(pat
 @pytest.fixture(scope="module")
 def tried() -> set[str]:
     """What the tests of a row import."""
-    return {name for path in COMPAT["tests"]() for name in imports(path)}
+    return {name for path in COMPAT["tests"](COMPAT["SELECTION"][0]) for name in imports(path)}
 
 
 @pytest.mark.parametrize("path", TOUCHING, ids=lambda path: path.relative_to(RECORD).as_posix())
