@@ -37,7 +37,8 @@ SHARES: Final = (
 
 BATCH: Final = 1024 << layout.TOKENS_SHIFT | 8
 ALL_REDUCE: Final = 1
-SAVED_IN_STEP: Final = 7
+SAVED_IN_STEP: Final = 16
+"""Late enough for a relay that starts beside much else: what was over before its first reading has no energy."""
 FACTS: Final = {
     "training.model.class": "GPT",
     "training.model.parameters": 1_557_611_200,

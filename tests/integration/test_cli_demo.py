@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -133,9 +132,11 @@ def test_demo_without_torch_says_how_to_get_it(tmp_path: Path) -> None:
     """trainspan does not bring torch, and a traceback would not say so."""
     packages = tmp_path / "packages"
     packages.mkdir()
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not entry.name.startswith("torch"):
-            (packages / entry.name).symlink_to(entry)
+    # Also those of an interpreter whose packages are borrowed, as its torch may be; the nearest comes first.
+    for folder in (Path(place) for place in sys.path if place.endswith("-packages")):
+        for entry in folder.iterdir():
+            if not entry.name.startswith("torch") and not (packages / entry.name).exists():
+                (packages / entry.name).symlink_to(entry)
     source = Path(trainspan.__file__).parents[1]
     # -S: without the site-packages that have torch.
     command = [sys.executable, "-S", "-m", "trainspan", "demo"]
