@@ -15,6 +15,8 @@ HOOKS = RECORD / "hooks"
 PAGE = (ROOT / "docs" / "versions.md").read_text()
 FOUND = re.compile(r"^\| (\d[\w.+]*) \| (\d[\d.]*) \| (\d[\d.]*) \| (\d+) \| (\d+) \| (\d+) \|$", re.MULTILINE)
 
+FOUND_OF_FRAMEWORKS = re.compile(r"^((?:\| \d[\w.+]* ){9})\| (\d+) \| (\d+) \| (\d+) \|$", re.MULTILINE)
+
 COMPAT: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "compat"))
 
 
@@ -79,3 +81,18 @@ def test_rows_of_the_page_are_of_one_state_of_the_code() -> None:
 
     assert {failed for _, failed, _ in counts} == {0}
     assert len({sum(row) for row in counts}) == 1
+
+
+def test_page_has_the_frameworks_of_the_script() -> None:
+    """As for torch: a row that nobody has run is not one that was found."""
+    found = FOUND_OF_FRAMEWORKS.findall(PAGE)
+    rows = [re.findall(r"[\w.+]+", versions) for versions, *_ in found]
+
+    assert len(rows) == len(COMPAT["OF_FRAMEWORKS"])
+    for (torch, python, _, *frameworks), row in zip(rows, COMPAT["OF_FRAMEWORKS"], strict=True):
+        assert torch == row.torch or row.torch == COMPAT["NEWEST"]
+        assert python.startswith(f"{row.python}.")
+        for version, asked in zip(frameworks, row.frameworks, strict=True):
+            assert version == asked or asked == COMPAT["NEWEST"]
+    assert {(failed, skipped) for *_, failed, skipped in found} == {("0", "0")}
+    assert len({passed for _, passed, _, _ in found}) == 1
