@@ -172,3 +172,20 @@ def test_size_beyond_what_a_mark_holds_is_not_told() -> None:
 
     assert held_by(samples) == (0, 0)
     assert held_by({"input_ids": ids}) == (0, 0)
+
+
+def test_batch_that_makes_what_it_is_asked_for_is_not_asked() -> None:
+    """One that loads lazily would load, or draw random numbers, because somebody looks on."""
+    asked: list[str] = []
+
+    class Lazy:
+        """A batch that has everything."""
+
+        def __getattr__(self, name: str) -> int:
+            asked.append(name)
+            return 8
+
+    held = held_by(Lazy())
+
+    assert held == (0, 0)
+    assert "batch_size" not in asked

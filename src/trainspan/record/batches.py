@@ -11,6 +11,7 @@ Cost: 0.3 µs a batch of tensors, 0.5 µs where it is read from a mapping.
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
+from inspect import getattr_static
 from typing import Any, Final
 
 import torch
@@ -90,7 +91,9 @@ def _candidates(batch: Any, found: list[tuple[_Path, torch.Tensor]]) -> list[Mea
     """Ways to measure a batch without tokens, the likeliest first."""
     leading = [_reader(batch, path, _leading) for path, _ in found]
     if not isinstance(batch, list | tuple) or not batch:
-        return leading or ([_said] if hasattr(batch, "batch_size") else [])
+        # Without asking an object that may make or load what it is asked for.
+        says = getattr_static(batch, "batch_size", None) is not None
+        return leading or ([_said] if says else [])
     if all(isinstance(part, Mapping) for part in batch):
         return [len, *leading]  # samples that were not put together: detection
     return [*leading, len, _reader(batch, (0,), len)]
