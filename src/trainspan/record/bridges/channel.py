@@ -1,5 +1,6 @@
-"""What a bridge has to tell with, and how it marks an evaluation whose beginning and end are told apart."""
+"""What a bridge has to tell with, and how it marks an evaluation: a call, or a beginning and an end told apart."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -89,3 +90,35 @@ class Evaluation:
         outer, self._outer = self._outer, -1
         if outer >= 0:
             self._marker.abort(outer)
+
+
+class Evaluations:
+    """Those under way, of a framework in which each is a call, and the end of a batch is told elsewhere."""
+
+    def __init__(self, marker: Marker):
+        self._marker = marker
+        self._under_way: list[Evaluation] = []
+
+    def whole(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call`, which is one."""
+
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            evaluation = Evaluation(self._marker)
+            self._under_way.append(evaluation)
+            evaluation.begin()
+            try:
+                result = call(*args, **kwargs)
+            except BaseException:
+                evaluation.abort()
+                raise
+            finally:
+                self._under_way.remove(evaluation)
+            evaluation.end()
+            return result
+
+        return functools.update_wrapper(evaluate, call)
+
+    def batch_ended(self) -> None:
+        """One more batch has been evaluated."""
+        for evaluation in self._under_way:
+            evaluation.batch_ended()

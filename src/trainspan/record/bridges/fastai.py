@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from trainspan.record.bridges.channel import Channel, Evaluation
+from trainspan.record.bridges.channel import Channel, Evaluations
 from trainspan.record.bridges.quietly import quietly
 from trainspan.record.patches import Patches
 
@@ -24,13 +24,14 @@ def install(module: ModuleType, patches: Patches, channel: Channel) -> None:
         AttributeError, KeyError: this version has no such classes or methods.
     """
     optimizer, learner, recorder = module.Optimizer, module.Learner, module.Recorder
-    under_way: list[Evaluation] = []
+    evaluations = Evaluations(channel.marker)
     marked = (
         (optimizer, "__init__", _telling_made(vars(optimizer)["__init__"], channel)),
         (optimizer, "step", channel.stepping.whole(vars(optimizer)["step"], _outcome)),
         (learner, "_step", _telling_epoch(vars(learner)["_step"], channel)),
-        (learner, "_do_epoch_validate", _evaluating(vars(learner)["_do_epoch_validate"], channel, under_way)),
-        (learner, "one_batch", _counting(vars(learner)["one_batch"], under_way)),
+        # An epoch of validation, which is also what predicts.
+        (learner, "_do_epoch_validate", evaluations.whole(vars(learner)["_do_epoch_validate"])),
+        (learner, "one_batch", _counting(vars(learner)["one_batch"], evaluations)),
         (recorder, "after_epoch", _telling_record(vars(recorder)["after_epoch"], channel)),
     )
     for kind, name, method in marked:
@@ -58,31 +59,10 @@ def _telling_epoch(call: Callable[..., Any], channel: Channel) -> Callable[..., 
     return functools.update_wrapper(step, call)
 
 
-def _evaluating(call: Callable[..., Any], channel: Channel, under_way: list[Evaluation]) -> Callable[..., Any]:
-    """An epoch of validation, which is also what predicts."""
-
-    def do_epoch_validate(*args: Any, **kwargs: Any) -> Any:
-        evaluation = Evaluation(channel.marker)
-        under_way.append(evaluation)
-        evaluation.begin()
-        try:
-            result = call(*args, **kwargs)
-        except BaseException:
-            evaluation.abort()
-            raise
-        finally:
-            under_way.remove(evaluation)
-        evaluation.end()
-        return result
-
-    return functools.update_wrapper(do_epoch_validate, call)
-
-
-def _counting(call: Callable[..., Any], under_way: list[Evaluation]) -> Callable[..., Any]:
+def _counting(call: Callable[..., Any], evaluations: Evaluations) -> Callable[..., Any]:
     # A callback may cancel an evaluation before its first batch, as where a learning rate is looked for.
     def one_batch(*args: Any, **kwargs: Any) -> Any:
-        for evaluation in under_way:
-            evaluation.batch_ended()
+        evaluations.batch_ended()
         return call(*args, **kwargs)
 
     return functools.update_wrapper(one_batch, call)

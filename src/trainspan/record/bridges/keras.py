@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from trainspan.names import Phase
-from trainspan.record.bridges.channel import Channel, Evaluation
+from trainspan.record.bridges.channel import Channel, Evaluations
 from trainspan.record.bridges.quietly import quietly, telling
 from trainspan.record.patches import Patches
 
@@ -29,20 +29,24 @@ def install(module: ModuleType, patches: Patches, channel: Channel) -> None:
     Raises:
         AttributeError, KeyError, StopIteration: this version has no such classes or methods.
     """
-    follower = _Follower(channel, patches)
+    follower, evaluations = _Follower(channel, patches), Evaluations(channel.marker)
     trainer, callbacks = module.TorchTrainer, module.callbacks_module.CallbackList
     optimizer = next(kind for kind in module.optimizers_module.Optimizer.__mro__ if "apply" in vars(kind))
+
+    def batch_ended(call: Callable[..., Any]) -> Callable[..., Any]:
+        return _telling(call, lambda *_, **__: evaluations.batch_ended())
+
     marks: tuple[tuple[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]], ...] = (
         (optimizer, "__init__", follower.making),
         (optimizer, "apply", follower.stepping),
         (module.base_trainer.Trainer, "_symbolic_build", follower.building),
         (trainer, "fit", follower.fitting),
-        (trainer, "evaluate", follower.evaluating),
-        (trainer, "predict", follower.evaluating),
+        (trainer, "evaluate", evaluations.whole),
+        (trainer, "predict", evaluations.whole),
         (callbacks, "on_epoch_begin", lambda call: _telling(call, follower.epoch_begins)),
         (callbacks, "on_epoch_end", lambda call: _telling(call, follower.epoch_ends)),
-        (callbacks, "on_test_batch_end", lambda call: _telling(call, follower.batch_ended)),
-        (callbacks, "on_predict_batch_end", lambda call: _telling(call, follower.batch_ended)),
+        (callbacks, "on_test_batch_end", batch_ended),
+        (callbacks, "on_predict_batch_end", batch_ended),
     )
     marked = [(kind, name, mark(vars(kind)[name])) for kind, name, mark in marks]
     for kind, name, method in marked:
@@ -58,7 +62,6 @@ class _Follower:
         self._epoch: int | None = None
         self._accumulated = False
         self._owners: dict[type, type] = {}  # by the class of an optimizer: which has its `_RESET`
-        self._under_way: list[Evaluation] = []
 
     def making(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """An optimizer's `__init__`."""
@@ -118,25 +121,6 @@ class _Follower:
 
         return functools.update_wrapper(fit, call)
 
-    def evaluating(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A model's `evaluate` or `predict`."""
-
-        def evaluate(*args: Any, **kwargs: Any) -> Any:
-            evaluation = Evaluation(self._channel.marker)
-            self._under_way.append(evaluation)
-            evaluation.begin()
-            try:
-                result = call(*args, **kwargs)
-            except BaseException:
-                evaluation.abort()
-                raise
-            finally:
-                self._under_way.remove(evaluation)
-            evaluation.end()
-            return result
-
-        return functools.update_wrapper(evaluate, call)
-
     def epoch_begins(self, _: Any, epoch: int, *__: Any, **___: Any) -> None:
         """This epoch of `fit` begins."""
         self._epoch = epoch
@@ -144,8 +128,3 @@ class _Follower:
     def epoch_ends(self, _: Any, __: Any, logs: Any = None) -> None:
         """An epoch of `fit` has ended with these numbers."""
         self._channel.scalars.log(dict(logs or {}))
-
-    def batch_ended(self, *_: Any, **__: Any) -> None:
-        """A batch has been evaluated."""
-        for evaluation in self._under_way:
-            evaluation.batch_ended()

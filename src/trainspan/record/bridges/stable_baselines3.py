@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from trainspan.names import Phase
-from trainspan.record.bridges.channel import Channel, Evaluation
+from trainspan.record.bridges.channel import Channel, Evaluations
 from trainspan.record.hooks.checkpoint import mark_calls
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
@@ -92,19 +92,14 @@ def _apart(call: Callable[..., Any], channel: Channel) -> Callable[..., Any]:
 
 
 def _evaluating(call: Callable[..., Any], channel: Channel) -> Callable[..., Any]:
+    evaluations = Evaluations(channel.marker)
+
     def evaluate_policy(*args: Any, **kwargs: Any) -> Any:
-        evaluation = Evaluation(channel.marker)
-        evaluation.begin()
-        try:
-            result = call(*args, **kwargs)
-        except BaseException:
-            evaluation.abort()
-            raise
-        evaluation.batch_ended()
-        evaluation.end()
+        result = call(*args, **kwargs)
+        evaluations.batch_ended()
         return result
 
-    return _apart(functools.update_wrapper(evaluate_policy, call), channel)
+    return _apart(evaluations.whole(functools.update_wrapper(evaluate_policy, call)), channel)
 
 
 def _saving(call: Callable[..., Any], channel: Channel) -> Callable[..., Any]:

@@ -7,11 +7,10 @@ which is a directory of many files.
 
 import functools
 import os
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from trainspan.record.bridges.channel import Channel, Evaluation
+from trainspan.record.bridges.channel import Channel, Evaluations
 from trainspan.record.bridges.quietly import quietly
 from trainspan.record.hooks.checkpoint import mark_calls
 from trainspan.record.patches import Patches
@@ -25,17 +24,17 @@ def install(module: ModuleType, patches: Patches, channel: Channel) -> None:
     Raises:
         AttributeError, KeyError: this version has no such names.
     """
-    under_way: list[Evaluation] = []
-    callback = _callback_class(module.TrainerCallback, channel, under_way)
+    evaluations = Evaluations(channel.marker)
+    callback = _callback_class(module.TrainerCallback, channel, evaluations)
     module.DEFAULT_CALLBACKS.append(callback)
     patches.on_undo(lambda: module.DEFAULT_CALLBACKS.remove(callback))
     trainer = module.Trainer
-    patches.replace(trainer, "evaluation_loop", _evaluating(vars(trainer)["evaluation_loop"], channel, under_way))
+    patches.replace(trainer, "evaluation_loop", evaluations.whole(vars(trainer)["evaluation_loop"]))
     for name, kind, file_of in (("_save_checkpoint", "save", _saved_to), ("_load_from_checkpoint", "load", _loaded)):
         patches.replace(trainer, name, mark_calls(vars(trainer)[name], kind, file_of, channel.marker, channel.notes))
 
 
-def _callback_class(base: Any, channel: Channel, under_way: list[Evaluation]) -> Any:
+def _callback_class(base: Any, channel: Channel, evaluations: Evaluations) -> Any:
     class TrainspanCallback(base):
         """Tells trainspan what only the Trainer knows."""
 
@@ -44,8 +43,7 @@ def _callback_class(base: Any, channel: Channel, under_way: list[Evaluation]) ->
             _quietly(lambda: channel.course.note(state.global_step, _epoch_before(state.epoch)))
 
         def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            for evaluation in under_way:
-                evaluation.batch_ended()
+            evaluations.batch_ended()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             if logs:
@@ -57,22 +55,6 @@ def _callback_class(base: Any, channel: Channel, under_way: list[Evaluation]) ->
 def _epoch_before(epoch: float | None) -> int | None:
     """Number of the epoch that a step belongs to which has ended at `epoch`: 2.0 is the end of epoch 1."""
     return None if epoch is None else max(0, -int(-epoch // 1) - 1)
-
-
-def _evaluating(call: Callable[..., Any], channel: Channel, under_way: list[Evaluation]) -> Callable[..., Any]:
-    def evaluation_loop(*args: Any, **kwargs: Any) -> Any:
-        evaluation = Evaluation(channel.marker)
-        under_way[:] = [evaluation]
-        evaluation.begin()
-        try:
-            result = call(*args, **kwargs)
-        except BaseException:
-            evaluation.abort()
-            raise
-        evaluation.end()
-        return result
-
-    return functools.update_wrapper(evaluation_loop, call)
 
 
 def _saved_to(args: Any, kwargs: Any) -> Any:
