@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 from trainspan.identity import Identity, trace_id_of
 from trainspan.names import Phase
 from trainspan.record.marker import Marker, make_marker
+from trainspan.record.opening import open_writer, process_start_ns
 from trainspan.record.pace import Pace
-from trainspan.record.recorder import open_writer, process_start_ns
 from trainspan.recording import layout
 from trainspan.recording.writer import RecordingWriter
 from trainspan.role import Role

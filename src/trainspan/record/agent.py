@@ -23,8 +23,8 @@ from trainspan.guard import warn_once
 from trainspan.identity import identify, new_run_id
 from trainspan.placement import place_of
 from trainspan.record.bridges import torchelastic
+from trainspan.record.opening import open_writer
 from trainspan.record.patches import Patches
-from trainspan.record.recorder import open_writer
 from trainspan.recording import attempts, layout
 from trainspan.recording.last_words import signal_of
 from trainspan.recording.places import run_folder

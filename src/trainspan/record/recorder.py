@@ -12,7 +12,7 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from trainspan import launch, names
+from trainspan import names
 from trainspan.errors import RecordingRefused
 from trainspan.guard import warn_once
 from trainspan.identity import (
@@ -31,8 +31,9 @@ from trainspan.record import launched, ray_job
 from trainspan.record.captures import Captures
 from trainspan.record.checkpoints import Notes
 from trainspan.record.marker import Marker
+from trainspan.record.opening import open_writer
 from trainspan.record.spans import SpanTeller
-from trainspan.recording import attempts, layout, places, worlds
+from trainspan.recording import attempts, worlds
 from trainspan.recording.writer import RecordingWriter
 from trainspan.role import RANK_PID, Role
 from trainspan.settings import Settings, load, state_dir
@@ -41,7 +42,6 @@ _LAUNCH_ID = "TRAINSPAN_LAUNCH_ID"
 _STACK_FRAMES_MAX = 32
 _MESSAGE_CHARACTERS_MAX = 1024
 _EVENTS_RETOLD = 256
-_LEAST_FREE_BYTES = 1 << 20
 
 
 class Teller(Protocol):
@@ -266,9 +266,7 @@ class Recorder:
             return identity if counted else self._number(identity, undo)
         if is_named(identity, environ):
             by_script = launched.parent_by_multiprocessing() is not None
-            if by_script:
-                return identity
-            return self._number(identity, undo)
+            return identity if by_script else self._number(identity, undo)
         place = place_of_world(os.environ) if self._world is None else self._world.place
         try:
             state, parent = state_dir(self.settings, os.environ), launched.parent_process()
@@ -349,77 +347,6 @@ class Recorder:
         if self.settings.exception_message:
             fields["message"] = str(error)[:_MESSAGE_CHARACTERS_MAX]
         self.event("exception", **fields)
-
-
-def open_writer(
-    settings: Settings, identity: Identity, capacity: int | None = None, since_ns: int | None = None
-) -> RecordingWriter:
-    """A new recording of this process in the run's place on this host, with a relay that reads it.
-
-    Of one that is refused nothing stays that this process has made.
-
-    Args:
-        settings: in force.
-        identity: of this process.
-        capacity: marks that it holds; None: as the settings have it.
-        since_ns: monotonic time from which on it tells of this process; None: from the process's start.
-
-    Raises:
-        RecordingRefused: no recording can be made.
-    """
-    folder = places.run_folder(state_dir(settings, os.environ), identity.run)
-    read_along = settings.relay != "off"
-    default = layout.CAPACITY_DEFAULT if read_along else layout.CAPACITY_UNREAD
-    marks = capacity or settings.ring_marks or default
-    began_ns = process_start_ns() if since_ns is None else since_ns
-    with ExitStack() as undo:
-        if read_along:
-            places.make_private(folder, undo=undo)
-        try:
-            writer = RecordingWriter.create(_place_of(settings, identity, undo), identity, marks, began_ns)
-        except RecordingRefused as refusal:
-            if not isinstance(refusal.__cause__, FileNotFoundError):
-                raise
-            # A relay of this run that was leaving, or a rank that was refused, has just taken the empty place away.
-            writer = RecordingWriter.create(_place_of(settings, identity, undo), identity, marks, began_ns)
-        undo.pop_all()
-    if read_along:
-        _warn_if_full(folder)
-        launch.ensure_relay(settings.relay, writer.path.parent, folder, writer.path)
-    return writer
-
-
-def _place_of(settings: Settings, identity: Identity, undo: ExitStack) -> Path:
-    state, chosen = state_dir(settings, os.environ), settings.recording_dir
-    return places.recording_dir(state, identity.run, chosen, in_memory=settings.relay != "off", undo=undo)
-
-
-def _warn_if_full(folder: Path) -> None:
-    """Say that the relay will have no room: its own log lies on the same disk."""
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return  # gone: the relay says so
-    free_bytes = found.f_bavail * found.f_frsize
-    if free_bytes < _LEAST_FREE_BYTES:
-        warn_once(
-            "disk",
-            f"the disk of {folder} is full ({free_bytes} bytes free): what is recorded is neither kept nor delivered "
-            "until there is room; or set TRAINSPAN_DIR",
-        )
-
-
-def process_start_ns() -> int:
-    """Monotonic ns at which this process began. Error: 10 ms, the kernel's clock tick. Source: proc_pid_stat(5)."""
-    try:
-        text = Path("/proc/self/stat").read_text()
-        ticks = int(text[text.rindex(")") + 2 :].split()[19])
-        since_boot_ns = ticks * (1_000_000_000 // os.sysconf("SC_CLK_TCK"))
-    except (OSError, ValueError, IndexError):
-        return monotonic_ns()
-    import time
-
-    return monotonic_ns() - (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - since_boot_ns)
 
 
 def _quietly(action: Callable[[], None]) -> None:
