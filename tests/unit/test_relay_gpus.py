@@ -40,8 +40,7 @@ def minute(gpus: NodeGpus, host: Host, number: int) -> dict[str, dict[str, Any]]
     """What is exported at the end of a minute, by metric and GPU; before that the relay turns once a second."""
     while host.seconds < 60 * number:
         host.seconds = min(host.seconds + 1, 60 * number)
-        if gpus.awaits_reading:
-            gpus.look(host.now_ns)
+        gpus.settle(host.now_ns)
     gpus.look(host.now_ns)
     return exported(gpus)
 
@@ -90,7 +89,8 @@ def test_a_rank_is_charged_from_where_its_gpu_is_known() -> None:
     named = gpus.use("a", told(gpu), host.now_ns, same_host=True)
     gpus.count("a", steps(70, 80))
     host.seconds = 80
-    gpus.end("a", host.now_ns)
+    gpus.end("a")
+    gpus.settle(host.now_ns)
 
     assert named == gpu.id
     assert round(joules(gpus, host)["a"]) == 6410
@@ -119,7 +119,8 @@ def test_a_rank_that_ends_right_after_a_reading_waits_for_one_more() -> None:
     look(gpus, host, (10,))
     gpus.count("a", [rank_step(0, [(Phase.FORWARD, 10 * S + S // 2)], start_ns=0)])
     host.seconds = 10.5
-    gpus.end("a", host.now_ns)
+    gpus.end("a")
+    gpus.settle(host.now_ns)
     early, awaited = joules(gpus, host), gpus.awaits_reading
 
     look(gpus, host, (10.9, 11.1))

@@ -48,6 +48,7 @@ class NodeGpus:
         self._complain = complain
         self._clock = clock
         self._next_ns = 0
+        self._gone: list[str] = []  # ranks that have ended since the last `settle`
         self._resting: dict[str, int] = {}  # GPUs that hang, by id: until when they are not asked
         self._gpus: dict[Gpu, Probe] = {}
         self._looked_ns: int | None = None
@@ -95,8 +96,23 @@ class NodeGpus:
         if energy is not None:
             energy.add_steps(rank, steps)
 
-    def end(self, rank: str, now_ns: int) -> None:
+    def end(self, rank: str) -> None:
         """Take over that a rank has ended, and all its steps are counted."""
+        self._gone.append(rank)
+
+    def settle(self, now_ns: int) -> None:
+        """Read them where a rank has ended, or the last reading was cut short.
+
+        To be called once what there is to tell is told: a GPU that hangs keeps the relay for 45 s, and its rank ends of
+        that.
+        """
+        gone, self._gone = self._gone, []
+        for rank in gone:
+            self._end(rank, now_ns)
+        if self.awaits_reading:
+            self.look(now_ns)
+
+    def _end(self, rank: str, now_ns: int) -> None:
         self.look(now_ns)
         soon = self._looked_ns != now_ns and self._next_ns - now_ns <= LEAST_INTERVAL_NS
         self.awaits_reading |= rank in self._used and soon

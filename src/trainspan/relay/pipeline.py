@@ -76,7 +76,6 @@ class Pipeline:
         self._launchers = Launchers(self._sampling, SpanNames.of(settings.load(environ)[0]), environ)
         self._assemblies: dict[int, Assembly] = {}
         self._dying: list[Dying] = []
-        self._gone: list[str] = []  # recordings whose processes have ended, with their GPUs still to be read
         self._summary: Summary | None = None
         self._summary_file: SummaryFile | None = None
         self._ledger = RunLedger(folder, os.uname().nodename, self._started_unix_ns, log)
@@ -141,7 +140,7 @@ class Pipeline:
         self._put_launches(now_ns, leaving=False)
         for assembly in self._assemblies.values():
             self._put(assembly.turn(now_ns))
-        self._read_gpus(now_ns)
+        self._gpus.settle(now_ns)
         if self._next_metrics_ns is None:
             self._next_metrics_ns = now_ns + self._metric_interval_ns
         metrics_due, summary_due = now_ns >= self._next_metrics_ns, now_ns >= self._next_summary_ns
@@ -171,7 +170,7 @@ class Pipeline:
         self._put_launches(now_ns, leaving=True)
         for assembly in self._assemblies.values():
             self._put(assembly.finish())
-        self._read_gpus(now_ns)
+        self._gpus.settle(now_ns)
         self._ledger.close()
         self._put_metrics(now_ns)
         self._write_summary()
@@ -270,7 +269,7 @@ class Pipeline:
         self._launchers.forget(reader.path)
         if follower is not None:
             self._assembly_of(reader.identity).followers.remove(follower)
-            self._gone.append(follower.summary.recording)
+            self._gpus.end(follower.summary.recording)
             self._ledger.forget(follower)
         reader.set_aside()
         self._log(f"{reader.path} is given up and kept as *{DAMAGED_SUFFIX}; please report this: {raised_by(error)}")
@@ -284,21 +283,10 @@ class Pipeline:
                 follower.name_gpu(gpu)
         self._gpus.count(rank, steps)
 
-    def _read_gpus(self, now_ns: int) -> None:
-        """Read them where a process has ended, or the last reading was cut short.
-
-        Once what there is to tell is told: a GPU that hangs keeps the relay for 45 s, and its rank ends of that.
-        """
-        for recording in self._gone:
-            self._gpus.end(recording, now_ns)
-        self._gone = []
-        if self._gpus.awaits_reading:
-            self._gpus.look(now_ns)
-
     def _finish(self, follower: RankFollower, end: ProcessEnd, now_ns: int) -> None:
         follower.finish(end)
         self._gpus.count(follower.summary.recording, [follower.unfinished] if follower.unfinished else [])
-        self._gone.append(follower.summary.recording)
+        self._gpus.end(follower.summary.recording)
         self._ledger.end(follower, end)
         self._assembly_of(follower.source.identity).add_end(follower, now_ns, time.time_ns())
         self._retired.append(follower.reader)
