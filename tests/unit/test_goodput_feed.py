@@ -12,8 +12,8 @@ from trainspan.names import Phase
 from trainspan.recording.layout import ENTER, RESUME
 from trainspan.recording.reader import RecordingReader
 from trainspan.relay.facts_of_run import SILENCE_NS, RunLedger
-from trainspan.relay.follower import MOST_EARLY, RankFollower
-from trainspan.relay.goodput.account import Account
+from trainspan.relay.follower import RankFollower
+from trainspan.relay.goodput.account import MOST_HELD, Account
 from trainspan.relay.goodput.facts import Activity, Alive, Begun, Ended, Fact, Loaded, Saved, Step, StepRun
 from trainspan.relay.goodput.ledger import Reading, read
 from trainspan.relay.goodput.queries import Scope, Window, report
@@ -327,7 +327,7 @@ def test_account_keeps_checkpoints_apart() -> None:
     phases = [(Phase.FORWARD, 10), (Phase.CHECKPOINT_SAVE, 4)]
     step = rank_step(0, phases, start_ns=100)
     last = rank_step(1, phases, start_ns=114, complete=False)
-    account.charge_before_steps("checkpoint_load", 20, 50)
+    account.hold(20, 50, "checkpoint_load")
     account.start(100)
     account.charge(step, phase_times_of(step))
 
@@ -381,11 +381,11 @@ def test_process_that_only_serves_is_charged_as_it_goes(rank: Rank) -> None:
     rank.look([], NAMED, now_ns=start_ns)
 
     for _ in range(3):
-        tape = served(2 * MOST_EARLY, start_ns, 1000)
+        tape = served(2 * MOST_HELD, start_ns, 1000)
         rank.look(tape.words, now_ns=tape.now_ns)
         start_ns = tape.now_ns
 
     states_ns = rank.follower.account.states()
-    assert states_ns["custom.serve"] == 3 * 2 * MOST_EARLY * 1000
+    assert states_ns["custom.serve"] == 3 * 2 * MOST_HELD * 1000
     assert sum(states_ns.values()) == rank.follower.account.elapsed_ns
-    assert len(rank.follower._early) <= MOST_EARLY
+    assert len(rank.follower.account.held) <= MOST_HELD

@@ -38,9 +38,6 @@ from trainspan.relay.timeline.waits import Stay, Wait
 from trainspan.sampling import sampling_from
 from trainspan.settings import load
 
-MOST_EARLY: Final = 4096
-"""What is kept of the time before the first step; a program may name phases and never make a step."""
-
 _SETTLED_NS: Final = 5_000_000_000
 _J_PER_KWH: Final = 3.6e6
 _CHECKPOINT_STATES: Final = {"save": "checkpoint_save", "load": "checkpoint_load"}
@@ -145,7 +142,6 @@ class RankFollower:
         self._environ = environ
         self._own_aggregates = aggregates if own else None
         self._last_step_end_ns: int | None = None
-        self._early: list[tuple[int, int, str]] = []  # what the rank was held up by before its first step
         self._resumed = False
         self._reported: tuple[bool, int, float] | None = None
 
@@ -161,16 +157,16 @@ class RankFollower:
         self.summary.note_marks(len(sighting.marks) // 2, sighting.lost)
         steps = self.timeline.feed(sighting.marks)
         self.named_early, self.timeline.early = self.timeline.early, []
-        self._early += [(interval.start_ns, interval.end_ns, interval.phase.wire) for interval in self.named_early]
+        for phase, start_ns, end_ns, _failed in self.named_early:
+            self.account.hold(start_ns, end_ns, phase.wire)
         return steps
 
     def count(self, steps: list[RankStep]) -> list[dict[AnyPhase, int]]:
         """Count what was read everywhere but in the summary; the `phase_times_of` each step."""
         if self.timeline.started:
-            self._charge_early(self.timeline.first_step_start_ns)
             self.account.start(self.timeline.first_step_start_ns)
-        elif len(self._early) > MOST_EARLY:
-            self._charge_early(self.timeline.last_mark_ns)
+        else:
+            self.account.settle(self.timeline.last_mark_ns)
         phase_times_ns = [phase_times_of(step) for step in steps]
         for step, times_ns in zip(steps, phase_times_ns, strict=True):
             compiling_ns = self._compilations.time_in(step)
@@ -230,7 +226,6 @@ class RankFollower:
         self.end = end
         self._end_stall(end.at_ns)
         unfinished = self.timeline.end(end.at_ns)
-        self._charge_early(end.at_ns)
         self.account.close(end, unfinished)
         if unfinished is not None:
             self._tell_validation(unfinished)
@@ -363,7 +358,7 @@ class RankFollower:
         self._validations.take(told)
         self._compilations.take(told)
         if told.state is not None and not self.timeline.started:
-            self._early.append((told.start_ns, told.end_ns, told.state))
+            self.account.hold(told.start_ns, told.end_ns, told.state)
 
     def _take_checkpoint(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is None:
@@ -374,7 +369,7 @@ class RankFollower:
             self._largest_save_bytes = max(self._largest_save_bytes or 0, checkpoint.size_bytes)
         if checkpoint.part != "background" and not self.timeline.started:
             state = _CHECKPOINT_STATES[checkpoint.kind]
-            self._early.append((checkpoint.start_ns, checkpoint.end_ns, state))
+            self.account.hold(checkpoint.start_ns, checkpoint.end_ns, state)
 
     def _look_into(self, step: RankStep) -> None:
         """Count what is not in every step."""
@@ -388,13 +383,6 @@ class RankFollower:
         validation = self._validations.of(step)
         if validation is not None:
             self.told.append(validation)
-
-    def _charge_early(self, until_ns: int | None) -> None:
-        """Charge what was told of the time before the first step, now that it has started, or none will."""
-        early, self._early = self._early, []
-        for start_ns, end_ns, state in sorted(early):
-            if until_ns is not None and end_ns <= until_ns:
-                self.account.charge_before_steps(state, start_ns, end_ns)
 
 
 def _flops_known(environ: Mapping[str, str]) -> FlopsKnown:

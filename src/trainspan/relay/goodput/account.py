@@ -62,6 +62,10 @@ _STATE_AFTER_STEPS: Final = _States(_ALWAYS, "shutdown")
 _STATE_WITHOUT_STEPS: Final = _States(_ALWAYS, "unaccounted")
 
 
+MOST_HELD: Final = 4096
+"""What is held of the time before the first step; a program may name phases and never make a step."""
+
+
 class Account:
     """Ns per state of one rank. The states always add up to `elapsed_ns`.
 
@@ -73,6 +77,7 @@ class Account:
     Attributes:
         began_ns: monotonic time at which the process began, or the outage before it.
         charged_until_ns: up to here, time has its final state.
+        held: (start_ns, end_ns, state): what the process did before its first step, and is not charged yet.
     """
 
     def __init__(self, process_start_ns: int, states_ns: Mapping[str, int] = {}, steps: int = 0):
@@ -85,6 +90,7 @@ class Account:
         self._resumed = gap_ns > 0
         self._steps = steps
         self._steps_again = 0
+        self.held: list[tuple[int, int, str]] = []
 
     def resume(self, gap_ns: int, steps_again: int) -> None:
         """Note what an attempt begins with: `gap_ns` of nothing, and its first `steps_again` steps are done again."""
@@ -94,16 +100,28 @@ class Account:
         self._resumed = True
         self._steps_again = steps_again
 
+    def hold(self, start_ns: int, end_ns: int, state: str) -> None:
+        """Note what the rank did before its first step, in any order; to be charged once that has started."""
+        self.held.append((start_ns, end_ns, state))
+
+    def settle(self, until_ns: int | None) -> None:
+        """Charge what is held, where that is too much: no step has started until `until_ns`."""
+        if len(self.held) > MOST_HELD:
+            self._charge_held(until_ns)
+
     def start(self, at_ns: int | None) -> None:
-        """Charge `init`: the first step started at `at_ns`; None when lost marks hide when that was."""
+        """Charge what is held, and `init`: the first step started at `at_ns`; None when lost marks hide when that was."""
+        self._charge_held(at_ns)
         if not self._started and at_ns is not None:
             self._charge("init", at_ns)
         self._started = True
 
-    def charge_before_steps(self, state: str, start_ns: int, end_ns: int) -> None:
-        """Charge `state` from `start_ns` to `end_ns`, and what is open before it as `init`: no step has started yet."""
-        self._charge("init", start_ns)
-        self._charge(state, end_ns)
+    def _charge_held(self, until_ns: int | None) -> None:
+        held, self.held = self.held, []
+        for start_ns, end_ns, state in sorted(held):
+            if until_ns is None or end_ns <= until_ns:
+                self._charge("init", start_ns)
+                self._charge(state, end_ns)
 
     def charge(self, step: RankStep, phase_times_ns: Mapping[AnyPhase, int], compiling_ns: int = 0) -> None:
         """Charge a completed step, and what lies between it and the step before as `unaccounted`.
@@ -138,6 +156,7 @@ class Account:
             end: how the process ended.
             unfinished: the step it ended in, as `RankTimeline.end` gives it.
         """
+        self._charge_held(end.at_ns)
         if not self._started:
             self._charge("init", end.at_ns)
         elif not end.failed and unfinished is not None:
