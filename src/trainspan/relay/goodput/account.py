@@ -110,7 +110,7 @@ class Account:
             self._charge_held(until_ns)
 
     def start(self, at_ns: int | None) -> None:
-        """Charge what is held, and `init`: the first step started at `at_ns`; None when lost marks hide when that was."""
+        """Charge what is held, and `init`: the first step started at `at_ns`; None: lost marks hide when that was."""
         self._charge_held(at_ns)
         if not self._started and at_ns is not None:
             self._charge("init", at_ns)
