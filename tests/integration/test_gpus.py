@@ -270,7 +270,7 @@ def test_what_there_is_to_tell_is_delivered_while_a_gpu_hangs(tmp_path: Path, en
             delivered.append(sink.wait_for(lambda sink: span in {one.name for one in spans_of(sink)}, 20))
 
         nvml = FakeNvml.from_file(RECORDED / "h100x8.json", sleep=hang)
-        nvml._devices[3].recorded["whole"] = {"error": "TIMEOUT", "after_s": 45}
+        nvml.driver.devices[3].recorded["whole"] = {"error": "TIMEOUT", "after_s": 45}
         probe = NvmlProbe(lambda *_: None, lambda: nvml)
         gpus = NodeGpus([probe], Ownership(None, lambda *_: None), lambda *_: None)
         environ = {**sink.environ, "TRAINSPAN_DIR": str(tmp_path), "OTEL_METRIC_EXPORT_INTERVAL": "1"}

@@ -43,7 +43,7 @@ class Host:
         series: list[list[Any]] = [[since_s, {"error": answer, "after_s": 45}]]
         if until_s is not None:
             series.append([until_s, None])
-        self.nvml._devices[gpu].recorded["whole"] = series
+        self.nvml.driver.devices[gpu].recorded["whole"] = series
 
     def sleep(self, seconds: float) -> None:
         """Let time pass, in a call of the driver."""

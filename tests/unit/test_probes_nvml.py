@@ -1,6 +1,5 @@
 """NVIDIA's driver is asked for what it has, once a reading, and whatever it answers nothing breaks."""
 
-import inspect
 from collections import Counter
 
 import pynvml
@@ -13,27 +12,11 @@ from trainspan import names
 from trainspan.relay.probes.nvml import NvmlProbe
 from trainspan.relay.probes.nvml_quantities import FIELDS
 from trainspan.relay.probes.probe import Reading
-from trainspan.testing import fake_nvml
-from trainspan.testing.fake_nvml import ERRORS, FakeNvml
-
-
-def test_fake_is_like_the_module() -> None:
-    """A fake with other names, numbers or arguments than NVIDIA's would prove nothing."""
-    functions = {name: member for name, member in vars(FakeNvml).items() if name.startswith("nvml")}
-
-    constants = {name: getattr(pynvml, name) for name in fake_nvml.CONSTANTS}
-    errors = {name: getattr(pynvml, f"NVML_ERROR_{name}") for name in ERRORS}
-    taken = {name: list(inspect.signature(member).parameters)[1:] for name, member in functions.items()}
-
-    assert constants == fake_nvml.CONSTANTS
-    assert errors == ERRORS
-    assert taken == {name: list(inspect.signature(getattr(pynvml, name)).parameters) for name in taken}
-    assert isinstance(fake_nvml.NVMLError(15), fake_nvml.FakeNvml.NVMLError)
-    assert type(fake_nvml.NVMLError(15)).__name__ == type(pynvml.NVMLError(15)).__name__
+from trainspan.testing.fake_nvml import error_code, errors
 
 
 def test_fields_are_asked_for_by_the_numbers_of_the_module() -> None:
-    """The fake has no names for them: a cluster pins nvidia-ml-py 12.535, which lacks four of these seven."""
+    """A cluster pins nvidia-ml-py 12.535, which has no names for four of these seven."""
     assert {name: getattr(pynvml, name) for name in FIELDS} == FIELDS
 
 
@@ -108,14 +91,14 @@ def test_nothing_expensive_is_called() -> None:
     """A list of processes takes milliseconds, with the driver's lock held for which whoever launches a kernel waits."""
     host = Host("h100x8")
     host.look(0)
-    host.nvml.calls.clear()
+    host.nvml.driver.calls.clear()
 
     host.look(60)
 
-    per_gpu = Counter({name: calls for name, calls in host.nvml.calls.items() if calls in {8, 16}})
+    per_gpu = Counter({name: calls for name, calls in host.nvml.driver.calls.items() if calls in {8, 16}})
     assert sum(per_gpu.values()) <= 8 * 16
-    assert host.nvml.calls - per_gpu == Counter({"nvmlEventSetWait_v2": 1})
-    assert not any("Process" in name or name == "nvmlDeviceGetPcieThroughput" for name in host.nvml.calls)
+    assert host.nvml.driver.calls - per_gpu == Counter({"nvmlEventSetWait_v2": 1})
+    assert not any("Process" in name or name == "nvmlDeviceGetPcieThroughput" for name in host.nvml.driver.calls)
 
 
 def test_a_mig_instance_is_a_part_of_its_gpu() -> None:
@@ -144,12 +127,12 @@ def test_an_old_card_is_asked_once_for_what_it_has_not() -> None:
     """A call that always fails is a cost without end, and a message without end."""
     host = Host("old_card")
     host.look(0)
-    host.nvml.calls.clear()
+    host.nvml.driver.calls.clear()
 
     (reading,) = host.look(5).values()
 
-    assert host.nvml.calls["nvmlDeviceGetTotalEnergyConsumption"] == 0
-    assert host.nvml.calls["nvmlDeviceGetCurrentClocksEventReasons"] == 0
+    assert host.nvml.driver.calls["nvmlDeviceGetTotalEnergyConsumption"] == 0
+    assert host.nvml.driver.calls["nvmlDeviceGetCurrentClocksEventReasons"] == 0
     assert value_of(reading, "hw.gpu.throttled", "sw_power_cap") == 0
     assert (reading.energy_j, reading.power_w) == (None, 178)
     assert host.probe.unsupported(reading.gpu) == ("energy", "replaced memory rows")
@@ -160,7 +143,7 @@ def test_a_workstation_card_is_read_without_ecc_and_memory_sensor() -> None:
     """What nvidia-smi says of a real one: no MIG, ECC off, no temperature of its memory."""
     host = Host("rtx_pro_6000")
     host.look(0)
-    host.nvml.calls.clear()
+    host.nvml.driver.calls.clear()
 
     (reading,) = host.look(10).values()
 
@@ -171,14 +154,14 @@ def test_a_workstation_card_is_read_without_ecc_and_memory_sensor() -> None:
         *("hw.energy", "hw.temperature", "hw.gpu.speed", "hw.gpu.throttled", "hw.status"),
     }
     assert host.probe.unsupported(reading.gpu) == ("corrected errors", "uncorrected errors")
-    assert host.nvml.calls["nvmlDeviceGetTotalEccErrors"] == 0
+    assert host.nvml.driver.calls["nvmlDeviceGetTotalEccErrors"] == 0
     assert host.said == []
 
 
 def test_a_gpu_that_shares_the_memory_of_the_host_has_none_of_its_own() -> None:
     """Drivers say so of a GB10 with an error, or with zeros, which would be a limit that is always exceeded."""
     host, other = Host("gb10"), Host("gb10")
-    other.nvml._devices[0].recorded["answers"]["nvmlDeviceGetMemoryInfo"] = {"total": 0, "free": 0, "used": 0}
+    other.nvml.driver.devices[0].recorded["answers"]["nvmlDeviceGetMemoryInfo"] = {"total": 0, "free": 0, "used": 0}
     host.look(0)
 
     (reading,), (same,) = host.look(10).values(), other.look(10).values()
@@ -195,11 +178,11 @@ def test_who_tells_nothing_of_replaced_rows_is_asked_once(machine: str, telling:
     """Cards before Ampere replace none, and a GPU in parts does not tell; its neighbour does."""
     host = Host(machine)
     host.look(0)
-    host.nvml.calls.clear()
+    host.nvml.driver.calls.clear()
 
     host.look(10)
 
-    assert host.nvml.calls["nvmlDeviceGetRemappedRows"] == telling
+    assert host.nvml.driver.calls["nvmlDeviceGetRemappedRows"] == telling
     assert host.said == []
 
 
@@ -227,15 +210,15 @@ def test_a_gpu_whose_firmware_hangs_costs_one_call_and_has_failed(answer: str) -
     """Then each call waits 45 s for it (XID 119): fourteen of them would hold up everything the relay does."""
     host = Host("old_card")
     host.look(0)
-    host.nvml.calls.clear()
+    host.nvml.driver.calls.clear()
 
     def hangs(call: str) -> int | None:
         if not call.startswith("nvmlDevice"):
             return None
         host.seconds += 45
-        return ERRORS[answer]
+        return error_code(answer)
 
-    host.nvml._fails = hangs
+    host.nvml.driver.fails = hangs
 
     (reading,) = host.look(10).values()
 
@@ -251,7 +234,7 @@ def test_a_slow_answer_is_taken_and_the_rest_is_left_for_another_time() -> None:
     def slow(call: str) -> None:
         host.seconds += 2 * call.startswith("nvmlDeviceGetMemory")
 
-    host.nvml._fails = slow
+    host.nvml.driver.fails = slow
 
     (reading,) = host.look(0).values()
     (later,) = host.look(10).values()
@@ -264,14 +247,14 @@ def test_a_slow_answer_is_taken_and_the_rest_is_left_for_another_time() -> None:
 def test_a_lost_gpu_that_is_back_is_read_again() -> None:
     """A reset brings it back while the job goes on, or the next one begins; nobody restarts the relay for it."""
     host = Host("falls_off_bus")
-    host.nvml._devices[1].recorded["whole"].append([30, None])
+    host.nvml.driver.devices[1].recorded["whole"].append([30, None])
     host.look(0)
 
     readings = [host.look(seconds) for seconds in (13, 31, 59, 61)]
 
     states = [value_of(list(reading.values())[1], "hw.status", "ok") for reading in readings]
     assert states == [0, 0, 0, 1]
-    assert host.nvml.calls["nvmlInit"] == 2
+    assert host.nvml.driver.calls["nvmlInitWithFlags"] == 2
     # Its counter went on while nobody could read it.
     assert list(readings[-1].values())[1].energy_j == 61 * 648
 
@@ -281,7 +264,7 @@ def test_a_lost_gpu_that_is_not_even_listed_any_more_has_still_failed() -> None:
     host = Host("falls_off_bus")
     sound, lost = host.look(0)
     host.look(13)
-    host.nvml._devices = host.nvml._devices[:1]
+    host.nvml.driver.devices = host.nvml.driver.devices[:1]
 
     readings = host.look(61)
 
@@ -295,7 +278,7 @@ def test_a_lost_gpu_that_is_not_even_listed_any_more_has_still_failed() -> None:
 def test_a_gpu_that_did_not_answer_at_first_is_looked_for_again(answer: str, found: int) -> None:
     """The job was started anew on a node where it hung; one that may not be read is no reason to open the driver."""
     host = Host("h100x8")
-    host.nvml._devices[3].recorded["whole"] = [[0, {"error": answer}], [30, None]]
+    host.nvml.driver.devices[3].recorded["whole"] = [[0, {"error": answer}], [30, None]]
 
     looks = [len(host.look(seconds)) for seconds in (0, 31, 61)]
 
@@ -306,13 +289,14 @@ def test_mig_instances_that_are_made_anew_take_the_place_of_the_old() -> None:
     """An administrator divides a GPU between two jobs of a relay that stays; an instance has no hardware to fail."""
     host = Host("mig")
     host.look(0)
-    gone = host.nvml._devices[0].instances.pop()
-    host.nvml._machine["devices"][0]["whole"] = None
-    host.nvml._fails = lambda _: ERRORS["UNINITIALIZED"] if host.seconds == 5 else None
+    gone = host.nvml.driver.devices[0].instances.pop()
+    host.nvml.driver.machine["devices"][0]["whole"] = None
+    host.nvml.driver.fails = lambda _: error_code("UNINITIALIZED") if host.seconds == 5 else None
 
     host.look(5)
     readings = host.look(66)
 
+    assert gone is not None
     assert gone.recorded["uuid"] not in {gpu.id for gpu in readings}
     assert len(readings) == 3
 
@@ -321,7 +305,7 @@ def test_a_reloaded_driver_does_not_turn_the_energy_back() -> None:
     """Its counter begins anew; a counter on the wire must not, or a rate becomes nonsense."""
     host = Host("h100x8")
     counter = {"from": 0, "per_s": 652_000}
-    answers = host.nvml._devices[0].recorded["answers"]
+    answers = host.nvml.driver.devices[0].recorded["answers"]
     answers["nvmlDeviceGetTotalEnergyConsumption"] = [[0, {"from": 9e9, "per_s": 652_000}], [10, counter]]
 
     energies = [next(iter(host.look(seconds).values())).energy_j for seconds in (0, 5, 11, 12)]
@@ -332,12 +316,12 @@ def test_a_reloaded_driver_does_not_turn_the_energy_back() -> None:
 def test_a_host_without_a_driver_is_asked_once_a_minute() -> None:
     """Most machines have no GPU: they need no message, and no second library search a second later."""
     host = Host("h100x8")
-    host.nvml._machine["init"] = {"error": "LIBRARY_NOT_FOUND"}
+    host.nvml.driver.machine["init"] = {"error": "LIBRARY_NOT_FOUND"}
 
     readings = [host.look(seconds) for seconds in (0, 1, 30, 59, 60, 61)]
 
     assert readings == [{}] * 6
-    assert host.nvml.calls["nvmlInit"] == 2
+    assert host.nvml.driver.calls["nvmlInitWithFlags"] == 2
     assert host.probe.why_none() is None
     assert host.said == []
 
@@ -345,9 +329,13 @@ def test_a_host_without_a_driver_is_asked_once_a_minute() -> None:
 def test_a_driver_that_comes_is_found_and_one_that_goes_is_said_once() -> None:
     """A node is handed over while its driver still loads, and upgraded while a daemon's relay stays."""
     host = Host("h100x8")
-    host.nvml._machine["init"] = [[0, {"error": "DRIVER_NOT_LOADED"}], [50, None], [70, {"error": "DRIVER_NOT_LOADED"}]]
+    host.nvml.driver.machine["init"] = [
+        [0, {"error": "DRIVER_NOT_LOADED"}],
+        [50, None],
+        [70, {"error": "DRIVER_NOT_LOADED"}],
+    ]
     gone = [[0, None], [70, {"error": "UNINITIALIZED"}]]
-    host.nvml._devices[0].recorded["whole"] = gone
+    host.nvml.driver.devices[0].recorded["whole"] = gone
 
     found = [len(host.look(seconds)) for seconds in (0, 55, 60, 71, 100, 131, 200)]
 
@@ -357,7 +345,7 @@ def test_a_driver_that_comes_is_found_and_one_that_goes_is_said_once() -> None:
 
 def test_what_may_not_be_read_is_left_out_with_one_message() -> None:
     """In a container some counters belong to the administrator; the rest does not."""
-    power = ERRORS["NO_PERMISSION"]
+    power = error_code("NO_PERMISSION")
     host = Host("h100x8", lambda call: power if call == "nvmlDeviceGetPowerUsage" else None)
     host.look(0)
 
@@ -368,7 +356,7 @@ def test_what_may_not_be_read_is_left_out_with_one_message() -> None:
         5.0 * w for w in (652, 648, 655, 641, 650, 639, 658, 645)
     }
     assert {cause for cause, _ in host.said} == {"nvml.permission.power"}
-    assert host.nvml.calls["nvmlDeviceGetPowerUsage"] == 8
+    assert host.nvml.driver.calls["nvmlDeviceGetPowerUsage"] == 8
 
 
 def test_a_relay_without_pynvml_says_how_to_get_it() -> None:
@@ -387,7 +375,7 @@ def test_a_relay_without_pynvml_says_how_to_get_it() -> None:
 def test_a_call_that_a_later_driver_drops_has_a_successor(answer: str) -> None:
     """NVIDIA has said that CUDA 14 will not know the temperature by its old call; what it dropped before says so."""
     host = Host("h100x8")
-    for device in host.nvml._devices:
+    for device in host.nvml.driver.devices:
         answers = device.recorded["answers"]
         answers["nvmlDeviceGetTemperatureV"] = answers["nvmlDeviceGetTemperature"]
         answers["nvmlDeviceGetTemperature"] = {"error": answer}
@@ -402,9 +390,9 @@ def test_a_call_that_a_later_driver_drops_has_a_successor(answer: str) -> None:
 def test_xids_of_the_others_are_counted_beside_a_lost_gpu() -> None:
     """With a lost GPU among them, a wait for events ends in that error when there is none."""
     host = Host("falls_off_bus")
-    host.nvml._machine["events"].append({"at_s": 20, "device": 0, "type": 8, "value": 63})
-    lost = fake_nvml.ERRORS["GPU_IS_LOST"]
-    host.nvml._fails = lambda call: lost if call == "nvmlEventSetWait_v2" and host.seconds in {14, 15} else None
+    host.nvml.driver.machine["events"].append({"at_s": 20, "device": 0, "type": 8, "value": 63})
+    lost = error_code("GPU_IS_LOST")
+    host.nvml.driver.fails = lambda call: lost if call == "nvmlEventSetWait_v2" and host.seconds in {14, 15} else None
 
     readings = [host.look(seconds) for seconds in (0, 13, 14, 15, 21)]
 
@@ -414,24 +402,18 @@ def test_xids_of_the_others_are_counted_beside_a_lost_gpu() -> None:
 
 def test_an_old_pynvml_lacks_calls() -> None:
     """A cluster pins it; what it does not know is left out, with nothing said."""
-
-    class Old(FakeNvml):
-        nvmlDeviceGetRemappedRows = property()  # noqa: N815 - the binding's name
-        nvmlDeviceGetFieldValues = property()  # noqa: N815 - the binding's name
-
     host = Host("h100x8")
-    old = Old(host.nvml._machine, seconds=lambda: 0.0)
-    probe = NvmlProbe(lambda *said: host.said.append(said), lambda: old)
+    del host.nvml.module.nvmlDeviceGetRemappedRows, host.nvml.module.nvmlDeviceGetFieldValues
 
-    readings = [probe.read(gpu, 0) for gpu in probe.gpus(0)]
+    readings = host.look(0).values()
 
-    assert [reading and len(reading.samples) for reading in readings] == [23] * 8
+    assert [len(reading.samples) for reading in readings] == [23] * 8
     assert host.said == []
 
 
 @given(
     st.sampled_from(["h100x8", "mig", "old_card", "falls_off_bus", "rtx_pro_6000", "gb10"]),
-    st.lists(st.none() | st.sampled_from(sorted(ERRORS.values())), max_size=400),
+    st.lists(st.none() | st.sampled_from(sorted(errors().values())), max_size=400),
     st.integers(1, 40),
 )
 def test_no_error_of_any_call_at_any_time_gets_out(machine: str, errors: list[int | None], every: int) -> None:

@@ -180,7 +180,7 @@ def test_a_gpu_another_relay_charges_is_not_charged_here(tmp_path: Path) -> None
 def test_a_gpu_that_cannot_be_read_is_said_once_and_named_by_the_rank() -> None:
     """A job on GPUs without a metric of theirs needs the reason; the spans need no driver."""
     host = Host("h100x8")
-    host.nvml._machine["init"] = {"error": "LIBRARY_NOT_FOUND"}
+    host.nvml.driver.machine["init"] = {"error": "LIBRARY_NOT_FOUND"}
     gpus = node(host)
     gpu = next(iter(Host("h100x8").look(0)))
 
@@ -195,7 +195,7 @@ def test_a_gpu_that_hangs_rests_alone() -> None:
     host = Host("h100x8")
     gpus = timed(host)
     host.hang(3, since_s=30)
-    host.nvml._machine["events"] = [{"at_s": 75, "device": 3, "type": 8, "value": 119}]
+    host.nvml.driver.machine["events"] = [{"at_s": 75, "device": 3, "type": 8, "value": 119}]
 
     minutes = [minute(gpus, host, number) for number in range(31)]
 
@@ -283,12 +283,12 @@ def test_a_driver_that_answers_slowly_is_asked_seldom() -> None:
     """Each of its GPUs is slow, none of them hangs; meanwhile the relay reads no marks and sends nothing."""
     host = Host("h100x8")
     gpus = timed(host)
-    host.nvml._fails = lambda call: host.sleep(0.375) if call == "nvmlDeviceGetPowerUsage" else None
+    host.nvml.driver.fails = lambda call: host.sleep(0.375) if call == "nvmlDeviceGetPowerUsage" else None
 
     for _ in range(152):
         look(gpus, host, (host.seconds + 1,))
 
-    assert host.nvml.calls["nvmlDeviceGetPowerUsage"] == 2 * 8
+    assert host.nvml.driver.calls["nvmlDeviceGetPowerUsage"] == 2 * 8
 
 
 def test_a_gpu_of_amds_that_rests_goes_on_as_it_was() -> None:
@@ -323,7 +323,7 @@ def test_at_most_once_a_second() -> None:
 
     look(gpus, host, [tenth / 10 for tenth in range(31)])
 
-    assert host.nvml.calls["nvmlDeviceGetPowerUsage"] == 4 * 8
+    assert host.nvml.driver.calls["nvmlDeviceGetPowerUsage"] == 4 * 8
 
 
 def test_doctor_says_that_a_gpu_has_failed() -> None:

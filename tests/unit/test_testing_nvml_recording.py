@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.gpu_machines import RECORDED, Host
 from trainspan.relay.probes.nvml import NvmlProbe
-from trainspan.testing.fake_nvml import ERRORS, FakeDevice, FakeNvml, NVMLError
+from trainspan.testing.fake_nvml import FakeNvml
 from trainspan.testing.nvml_recording import recording_of
 
 
@@ -25,19 +25,9 @@ def test_a_recorded_machine_is_read_like_itself(machine: str) -> None:
 
 def test_every_mig_instance_is_recorded_by_what_it_answers() -> None:
     """A real one need not tell its PCI address, which is that of its GPU; places between instances can be free."""
-
-    class Real(FakeNvml):
-        def nvmlDeviceGetPciInfo(self, handle: FakeDevice) -> object:  # noqa: N802 - the binding's name
-            if handle.parent is not None:
-                raise NVMLError(ERRORS["NOT_SUPPORTED"])
-            return super().nvmlDeviceGetPciInfo(handle)
-
-        def nvmlDeviceGetMigDeviceHandleByIndex(self, device: FakeDevice, index: int) -> FakeDevice:  # noqa: N802 - the same
-            if index == 0:
-                raise NVMLError(ERRORS["NOT_FOUND"])
-            return super().nvmlDeviceGetMigDeviceHandleByIndex(device, index - 1)
-
-    nvml = Real.from_file(RECORDED / "mig.json")
+    machine = json.loads((RECORDED / "mig.json").read_text())
+    machine["devices"][0]["mig"].insert(1, None)
+    nvml = FakeNvml(machine)
     nvml.nvmlInit()
 
     recorded = recording_of(nvml)

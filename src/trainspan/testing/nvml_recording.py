@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from trainspan.relay.probes.nvml_quantities import ASKED_FIELDS
-from trainspan.testing.fake_nvml import ERRORS
+from trainspan.testing.fake_nvml import errors
 
 _STRUCTS: Final = {
     "nvmlDeviceGetUtilizationRates": ("gpu", "memory"),
@@ -97,7 +97,7 @@ def _field(asked: Any, found: Any) -> tuple[str, Any]:
 
 
 def _name_of(code: int) -> str:
-    return next((name for name, known in ERRORS.items() if known == code), "UNKNOWN")
+    return next((name for name, known in errors().items() if known == code), "UNKNOWN")
 
 
 def _plain(found: Any) -> Any:
