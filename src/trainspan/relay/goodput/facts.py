@@ -13,8 +13,8 @@ no sequence number to keep, because the same fact changes nothing the second tim
     Ended     the process is gone, orderly or not
 """
 
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice, repeat
 from operator import le, lt
 from typing import Any, NamedTuple
 
@@ -104,16 +104,21 @@ class StepRun(NamedTuple):
         ]
 
     def is_plain(self) -> bool:
-        """Whether the steps follow each other in time, each finished, alone, and with one piece inside it or none."""
-        starts_ns, ends_ns = self.starts_ns, self.ends_ns
+        """Whether the steps follow each other in time, each finished, alone, and with its pieces in order inside it."""
+        starts_ns, ends_ns, firsts_ns, lasts_ns = self.starts_ns, self.ends_ns, self.firsts_ns, self.lasts_ns
         if set(self.flags) != {PLAIN} or not all(map(lt, starts_ns, starts_ns[1:])):
             return False
         if not (all(map(le, ends_ns, starts_ns[1:])) and all(map(lt, starts_ns, ends_ns))):
             return False
-        if set(self.counts) == {1}:
-            ordered = all(map(lt, self.firsts_ns, self.lasts_ns))
-            return ordered and all(map(le, starts_ns, self.firsts_ns)) and all(map(le, self.lasts_ns, ends_ns))
-        return set(self.counts) == {0}
+        if not (all(map(lt, firsts_ns, lasts_ns)) and all(map(le, lasts_ns, firsts_ns[1:]))):
+            return False
+        begins_ns, finishes_ns = of_each_piece(starts_ns, self.counts), of_each_piece(ends_ns, self.counts)
+        return all(map(le, begins_ns, firsts_ns)) and all(map(le, lasts_ns, finishes_ns))
+
+
+def of_each_piece(column: Iterable[int], counts: Iterable[int]) -> Iterator[int]:
+    """For every piece what `column` holds for its step."""
+    return chain.from_iterable(map(repeat, column, counts))
 
 
 class Activity(NamedTuple):

@@ -17,6 +17,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from operator import lt
 
 from trainspan.relay.goodput.facts import Step
 from trainspan.relay.goodput.life import NEVER, Life
@@ -25,8 +26,11 @@ from trainspan.relay.goodput.steps import Steps
 from trainspan.relay.goodput.track import Segment
 
 CHUNKS_A_SLICE = 16
+STEPS_AT_ONCE = 1024
+SINGLY = 64
+"""Steps that are looked at one by one where the ranks have not made the same ones."""
 
-_STRENGTH = {STRAGGLER_WAIT: (-2, 0, ""), PRODUCTIVE: (-1, 0, "")}
+_STRENGTH = {STRAGGLER_WAIT: (-1, 0, "")}
 
 
 class Job:
@@ -88,7 +92,14 @@ class Job:
             return
         after = (self._runs[-1], made.numbers[-1]) if self._runs else (-1, -1)
         places = [_place_after(steps, after) for steps in ranks]
+        alike, singly = 0, 0
         while all(place < len(steps) for place, steps in zip(places, ranks, strict=True)):
+            if not singly:
+                alike = self._restep_alike(ranks, places)
+                places = [place + alike for place in places]
+                singly = 0 if alike else SINGLY
+                continue
+            singly -= 1
             keys = [_key(steps, place) for place, steps in zip(places, ranks, strict=True)]
             latest = max(keys)
             if min(keys) == latest:
@@ -97,6 +108,25 @@ class Job:
                 places = [place + 1 for place in places]
             else:
                 places = [place + (key < latest) for place, key in zip(places, keys, strict=True)]
+
+    def _restep_alike(self, ranks: Sequence[Steps], places: Sequence[int]) -> int:
+        """Add the steps from `places` on at once, where every rank has made the same; how many, 0 if they differ."""
+        made = self.life.steps
+        count = min(STEPS_AT_ONCE, *(len(steps) - place for steps, place in zip(ranks, places, strict=True)))
+        runs, *others = {_key(steps, place)[0] for steps, place in zip(ranks, places, strict=True)}
+        spans = [(steps, place, place + count) for steps, place in zip(ranks, places, strict=True)]
+        numbers = ranks[0].numbers[places[0] : places[0] + count]
+        if others or not all(map(lt, numbers, numbers[1:])):
+            return 0
+        if not all(steps.numbers[first:end] == numbers and steps.are_plain(first, end) for steps, first, end in spans):
+            return 0
+        starts_ns = list(map(max, zip(*(steps.starts[first:end] for steps, first, end in spans), strict=True)))
+        ends_ns = list(map(max, zip(*(steps.ends[first:end] for steps, first, end in spans), strict=True)))
+        if len(made) and (made.tangled or starts_ns[0] <= made.starts[-1] or starts_ns[0] < made.ends[-1]):
+            return 0
+        self._runs.extend(array("q", [runs]) * count)
+        made.extend(numbers, starts_ns, ends_ns)
+        return count
 
     def thin(self, now_ns: int) -> None:
         """As `Life.thin`."""
@@ -116,20 +146,36 @@ def _line(rank: Life, start_ns: int, end_ns: int) -> Iterator[Segment]:
 
 
 def strongest(lines: Sequence[Iterator[Segment]], palette: Palette) -> Iterator[Segment]:
-    """The strongest claim at every instant that any of `lines` covers, in order."""
+    """The strongest claim at every instant that any of `lines` covers, in order; none of them has a gap.
+
+    Nearly all of the time is work, so who works is counted as who is there and does nothing else.
+    """
     edges: list[tuple[int, int, int]] = []
     for line in lines:
+        begin_ns = end_ns = None
         for start_ns, end_ns, code in line:
-            edges.append((start_ns, code, 1))
-            edges.append((end_ns, code, -1))
+            if begin_ns is None:
+                begin_ns = start_ns
+            if code != PRODUCTIVE:
+                edges.append((start_ns, code, 1))
+                edges.append((end_ns, code, -1))
+        if begin_ns is not None and end_ns is not None:
+            edges.append((begin_ns, PRODUCTIVE, 1))
+            edges.append((end_ns, PRODUCTIVE, -1))
     edges.sort()
     held: dict[int, int] = {}
+    working = 0
     at_ns = edges[0][0] if edges else 0
     for time_ns, code, change in edges:
         if time_ns > at_ns:
-            if held:
-                yield at_ns, time_ns, max(held, key=lambda other: _STRENGTH.get(other, palette.keys[other]))
+            best = max(held, key=lambda other: _STRENGTH.get(other, palette.keys[other])) if held else STRAGGLER_WAIT
+            if held or working:
+                yield at_ns, time_ns, PRODUCTIVE if working and best == STRAGGLER_WAIT else best
             at_ns = time_ns
+        if code == PRODUCTIVE:
+            working += change
+            continue
+        working -= change
         held[code] = held.get(code, 0) + change
         if not held[code]:
             del held[code]

@@ -17,7 +17,7 @@ sums stay whole. With the recolours of a stretch known, a window costs what `Tra
 
 from collections.abc import Iterator
 from enum import Enum
-from itertools import repeat
+from itertools import islice
 from typing import NamedTuple
 
 from trainspan.relay.goodput.excess import HANG_FLOOR_NS, Claim, Excess, Recolour, is_hang
@@ -190,21 +190,20 @@ class Life:
         self.shape += min(run.numbers) < self.steps.lowest
         self.alive_ns = run.ends_ns[-1]
         self.track.extend(self._segments_of(run))
-        self.steps.extend(run)
+        self.steps.extend(run.numbers, run.starts_ns, run.ends_ns)
 
     def _segments_of(self, run: StepRun) -> Iterator[Segment]:
         """What a plain run paints."""
-        if not run.states:
-            yield from zip(run.starts_ns, run.ends_ns, repeat(PRODUCTIVE), strict=False)
-        codes = map(self.palette.code_of, run.states)
-        for start_ns, first_ns, last_ns, end_ns, code in zip(
-            run.starts_ns, run.firsts_ns, run.lasts_ns, run.ends_ns, codes, strict=False
-        ):
-            if first_ns > start_ns:
-                yield start_ns, first_ns, PRODUCTIVE
-            yield first_ns, last_ns, code
-            if end_ns > last_ns:
-                yield last_ns, end_ns, PRODUCTIVE
+        pieces = zip(run.firsts_ns, run.lasts_ns, map(self.palette.code_of, run.states), strict=True)
+        for start_ns, end_ns, count in zip(run.starts_ns, run.ends_ns, run.counts, strict=True):
+            at_ns = start_ns
+            for first_ns, last_ns, code in islice(pieces, count):
+                if first_ns > at_ns:
+                    yield at_ns, first_ns, PRODUCTIVE
+                yield first_ns, last_ns, code
+                at_ns = last_ns
+            if end_ns > at_ns:
+                yield at_ns, end_ns, PRODUCTIVE
 
     def _append(self, step: Step, base: int) -> None:
         """Paint a step that begins where nothing has been painted yet, piece by piece."""

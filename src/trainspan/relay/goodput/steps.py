@@ -13,7 +13,7 @@ from itertools import chain, islice
 from operator import lt, sub
 from typing import NamedTuple
 
-from trainspan.relay.goodput.facts import Step, StepRun
+from trainspan.relay.goodput.facts import Step
 from trainspan.relay.goodput.states import IN_STEP, PRODUCTIVE
 from trainspan.relay.goodput.track import Longest, Track
 
@@ -89,16 +89,19 @@ class Steps:
         if step.steps > 1:
             self._counts[step.start_ns] = max(self._counts.get(step.start_ns, 1), step.steps)
 
-    def extend(self, run: StepRun) -> None:
-        """`add` all steps of a plain run that begins after everything known has ended."""
-        if self._runs is not None and not all(
-            map(lt, [*self.numbers[-1:], *run.numbers], run.numbers[not self.numbers :])
-        ):
+    def extend(self, numbers: Sequence[int], starts_ns: Sequence[int], ends_ns: Sequence[int]) -> None:
+        """`add` plain steps, each alone, in order, that begin after everything known has ended."""
+        if self._runs is not None and not all(map(lt, [*self.numbers[-1:], *numbers], numbers[not self.numbers :])):
             self._runs = None
-        self.lowest = min(self.lowest, *run.numbers)
-        self.numbers.extend(run.numbers)
-        self.starts.extend(run.starts_ns)
-        self.ends.extend(run.ends_ns)
+        self.lowest = min(self.lowest, *numbers)
+        self.numbers.extend(numbers)
+        self.starts.extend(starts_ns)
+        self.ends.extend(ends_ns)
+
+    def are_plain(self, first: int, end: int) -> bool:
+        """Whether the steps at the places [first, end) are told one by one, and none was recompiled."""
+        starts_ns = self.starts[first:end]
+        return not self.tangled and self.marks.isdisjoint(starts_ns) and self._counts.keys().isdisjoint(starts_ns)
 
     def _append(self, step: Step) -> None:
         if self._runs is not None and self.numbers and step.number <= self.numbers[-1]:
