@@ -9,7 +9,8 @@ cannot swallow the next one. `pack` writes beside, syncs, renames, and only then
 meets facts twice, which changes nothing. Reading needs no order, so the folder may be shared by all nodes.
 
 A line of columns is `["steps", attempt, rank, base64(zlib(json))]`. The columns hold differences where the values grow:
-10 to 15 bytes for a step with one piece. Nothing is rounded.
+10 to 15 bytes for a step with one piece. What a rank waited for a slower one in a step is one of its pieces, too.
+Nothing is rounded.
 """
 
 import base64
@@ -18,9 +19,10 @@ import os
 import re
 import zlib
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain
 from operator import add, sub
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +39,7 @@ from trainspan.relay.goodput.facts import (
     Step,
     StepRun,
     is_sound,
+    of_each_piece,
     start_of,
 )
 from trainspan.relay.goodput.states import is_activity
@@ -63,6 +66,7 @@ _KINDS: dict[str, Callable[..., Fact]] = {
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _STEPS = "steps"
+_WAIT = "straggler_wait"
 _HEXADECIMAL = re.compile("[0-9a-f]{1,16}")
 
 
@@ -294,18 +298,43 @@ def fact_of(line: bytes) -> Fact:
 
 
 def _packed_lines(facts: Iterable[Fact]) -> Iterator[bytes]:
-    """The lines of a packed file: the steps of each rank as columns, the rest as they are."""
+    """The lines of a packed file: the steps of each rank as columns, with its waits in them; the rest as it is."""
     steps: dict[tuple[int, int], dict[Step, None]] = {}
+    waits: dict[tuple[int, int], dict[Activity, None]] = {}
     others: dict[Fact, None] = {}
     for fact in facts:
         if isinstance(fact, Step | StepRun):
             told = fact.told() if isinstance(fact, StepRun) else (fact,)
             steps.setdefault(fact[:2], {}).update(dict.fromkeys(told))
+        elif isinstance(fact, Activity) and fact.state == _WAIT:
+            waits.setdefault(fact[:2], {})[fact] = None
         else:
             others[fact] = None
-    yield from map(line_of, others)
-    for made in steps.values():
-        yield from map(_packed, map(StepRun.of, _bunches(sorted(made, key=lambda step: step[2:5]))))
+    lines: list[bytes] = []
+    for key, of_rank in steps.items():
+        made = sorted(of_rank, key=lambda step: step[2:5])
+        others.update(dict.fromkeys(_fold(waits.pop(key, ()), made)))
+        lines += map(_packed, map(StepRun.of, _bunches(made)))
+    yield from map(line_of, chain(others, *waits.values()))
+    yield from lines
+
+
+def _fold(waits: Iterable[Activity], steps: list[Step]) -> list[Activity]:
+    """Tell the waits of a rank as pieces of its `steps`, which are in order; those that lie in no step are left.
+
+    It is the same claim in a tenth of the room, and read with its step.
+    """
+    left = []
+    for wait in waits:
+        place = bisect_right(steps, wait.start_ns, key=lambda step: step.start_ns) - 1
+        if place < 0 or wait.end_ns is None or wait.end_ns > steps[place].end_ns:
+            left.append(wait)
+            continue
+        pieces = sorted(
+            (*steps[place].pieces, Piece(wait.state, wait.start_ns, wait.end_ns)), key=lambda piece: piece[1:]
+        )
+        steps[place] = steps[place]._replace(pieces=tuple(pieces))
+    return left
 
 
 def _bunches(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
@@ -331,17 +360,12 @@ def _packed(run: StepRun) -> bytes:
         list(run.flags),
         states,
         [states.index(state) for state in run.states],
-        list(map(sub, run.firsts_ns, _of_each_piece(run.starts_ns, run.counts))),
+        list(map(sub, run.firsts_ns, of_each_piece(run.starts_ns, run.counts))),
         list(map(sub, run.lasts_ns, run.firsts_ns)),
     ]
     text = json.dumps(columns, separators=(",", ":")).encode()
     held = base64.b64encode(zlib.compress(text, 6)).decode()
     return json.dumps([_STEPS, *run[:2], held], separators=(",", ":")).encode() + b"\n"
-
-
-def _of_each_piece(starts_ns: Iterable[int], counts: Iterable[int]) -> Iterator[int]:
-    """For every piece the start of its step."""
-    return chain.from_iterable(map(repeat, starts_ns, counts))
 
 
 def _unpacked(attempt: int, rank: int, packed: str) -> StepRun:
@@ -353,7 +377,7 @@ def _unpacked(attempt: int, rank: int, packed: str) -> StepRun:
     )
     times_ns = list(accumulate(chain.from_iterable(zip(gaps_ns, lengths_ns, strict=True))))
     starts_ns, ends_ns, numbers = times_ns[::2], times_ns[1::2], list(accumulate(growths))
-    firsts_ns = list(map(add, _of_each_piece(starts_ns, counts), offsets_ns))
+    firsts_ns = list(map(add, of_each_piece(starts_ns, counts), offsets_ns))
     lasts_ns = list(map(add, firsts_ns, spans_ns))
     _require(type(attempt) is type(rank) is int and len(numbers) == len(starts_ns) == len(counts) == len(flags))
     _require(len(codes) == len(offsets_ns) == len(spans_ns) == sum(counts))
