@@ -97,6 +97,20 @@ def test_packing_changes_no_answer(tmp_path: Path, facts: list[Fact]) -> None:
         assert packed_answer == answer
 
 
+def test_file_that_is_packed_while_the_ledger_is_read_is_read(tmp_path: Path) -> None:
+    """A large ledger takes minutes to read, and the newest file is the one that its relay packs meanwhile."""
+    older, newer = list(steps(0, range(0, 50, 10))), list(steps(4, range(40, 90, 10)))
+    write(tmp_path, [*older])
+    path = write(tmp_path, [*newer])
+    facts = ledger.read(tmp_path)
+    found = [next(facts)]
+
+    ledger.pack(path)
+    found += facts
+
+    assert set(told(found)) == {*older, *newer}
+
+
 def test_waits_are_packed_into_their_steps(tmp_path: Path) -> None:
     """Ranks that wait for each other in every step would have ledgers four times as large, and as slow to read."""
     made = list(steps(0, range(0, 1000, 10), wait=1.0))

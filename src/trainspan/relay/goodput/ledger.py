@@ -207,13 +207,13 @@ def read(folder: Path, reading: Reading | None = None) -> Iterator[Fact]:
 def read_file(path: Path, reading: Reading) -> list[Fact]:
     """Every fact in one file, in order of time: what a history takes in fastest.
 
-    A file that another process has just packed and removed holds nothing.
+    One that its writer has packed and removed since it was listed is read in its packed form.
     """
     facts: list[Fact] = []
     try:
         file = path.open("rb")
     except FileNotFoundError:
-        return facts
+        return read_file(path.with_suffix(_PACKED), reading) if path.suffix == _RAW else facts
     with file:
         damaged = 0
         for line in iter(lambda: file.readline(LINE_MAX_BYTES), b""):
