@@ -478,3 +478,18 @@ def test_picture_that_cannot_be_written_says_so(state: Path, capsys: pytest.Capt
 
     assert code == 1
     assert "goodput.svg cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+def test_large_ledger_is_seen_being_read(state: Path) -> None:
+    """A minute of silence looks like a hang; what reads the answer must get nothing but the answer."""
+    folder = leave_ledger(state, begun(0))
+    LedgerWriter(folder / "ledger", "n0", 2).append(steps(0, range(30_000)))
+    terminal, stderr = os.openpty()
+    command = [sys.executable, "-m", "trainspan", "goodput", str(folder), "--json"]
+
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, timeout=60, check=True)
+
+    os.close(stderr)
+    assert json.loads(done.stdout)["steps"] == 29_999
+    assert b"reading the ledger" in os.read(terminal, 1 << 16)
+    os.close(terminal)

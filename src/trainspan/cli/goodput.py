@@ -1,14 +1,18 @@
 """`trainspan goodput`: where the time of a run went, in any window, live or afterwards, from its ledger or a log."""
 
 import argparse
+import contextlib
 import json
 import math
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trainspan.cli.command import OK, add_dir, settings_of, with_dir
 from trainspan.errors import SettingError, TrainspanError
@@ -56,6 +60,9 @@ named. More, and the formulas: docs/goodput.md
 
 ML_GOODPUT: Final = "ml-goodput"
 
+SHOWN_FROM_BYTES: Final = 1 << 20
+"""Of a ledger: it takes about two seconds."""
+
 _NS: Final = 1_000_000_000
 _LAST_UNIX_S: Final = 1 << 32
 _DATE: Final = re.compile(r"(\d{4})(\d{2})(\d{2})(?=T|$)", re.ASCII)
@@ -102,8 +109,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the answer."""
     question = _question(arguments)
-    source = _source(arguments, environ)
-    said = answer(source, question)
+    with _bar() as on_progress:
+        source = _source(arguments, environ, on_progress)
+        said = answer(source, question)
     if arguments.picture is not None:
         _write(arguments.picture, picture(said))
     if arguments.tensorboard is not None:
@@ -134,12 +142,36 @@ def _write(file: Path, text: str) -> None:
         raise TrainspanError(f"{file} cannot be written: {error.strerror}") from error
 
 
-def _source(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Source:
+@contextlib.contextmanager
+def _bar() -> Iterator[Callable[[int, int], None]]:
+    """How far a large ledger has been read, on a terminal, until there is an answer."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn()
+    with contextlib.ExitStack() as shown:
+        bar = Progress(*columns, console=console, transient=True)
+        task = bar.add_task("reading the ledger")
+
+        def on_progress(done_bytes: int, total_bytes: int) -> None:
+            if total_bytes < SHOWN_FROM_BYTES or not console.is_terminal:
+                return
+            is_read = done_bytes >= total_bytes
+            # The job over all ranks takes as long again, and nobody knows how far it is.
+            description = "putting its ranks together" if is_read else "reading the ledger"
+            bar.update(task, description=description, completed=done_bytes, total=None if is_read else total_bytes)
+            if not bar.live.is_started:
+                shown.enter_context(bar)
+
+        yield on_progress
+
+
+def _source(
+    arguments: argparse.Namespace, environ: Mapping[str, str], on_progress: Callable[[int, int], None]
+) -> Source:
     if arguments.input is None:
         if arguments.job is not None:
             raise SettingError("--job is for a log read with --input ml-goodput; name a run by its id instead")
         environ = with_dir(environ, arguments.dir)
-        return from_ledger(find_run(Path(state_dir(settings_of(environ), environ)), arguments.run))
+        return from_ledger(find_run(Path(state_dir(settings_of(environ), environ)), arguments.run), on_progress)
     if arguments.run is None:
         raise SettingError(f"--input {arguments.input} needs the file: trainspan goodput FILE --input ml-goodput")
     return from_ml_goodput(Path(arguments.run), arguments.job)

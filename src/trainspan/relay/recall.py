@@ -28,7 +28,7 @@ def files_to_read(folder: Path, node: str, summary: Path, log: Callable[[str], N
         summary: of the node that has rank 0: it tells which hosts have had it.
         log: told when the past is not read whole.
     """
-    files = ledger.files_in(folder)
+    files = ledger.files_in(folder) if folder.is_dir() else []
     if sum(file.size_bytes for file in files) <= MOST_BYTES:
         return [file.path for file in files]
     nodes = {ledger.name_of(host) for host in (node, *_hosts_of_rank_0(summary))}

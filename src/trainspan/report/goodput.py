@@ -4,7 +4,7 @@ The JSON form (`trainspan goodput --json`) is `GoodputReport.to_json` of what wa
 `Answer`. Keys are added, never renamed; a change of meaning makes a new `version`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -97,18 +97,22 @@ class Answer:
     in_their_words: dict[str, Any] | None = field(default=None)
 
 
-def from_ledger(folder: Path) -> Source:
+def from_ledger(folder: Path, on_progress: Callable[[int, int], None] = lambda _done, _total: None) -> Source:
     """The history of the run in `folder`, as far as its relays have written it.
+
+    Args:
+        folder: of the run.
+        on_progress: told after each file how many bytes have been read, and of how many.
 
     Raises:
         RunNotFound: there is no ledger, or nothing in it.
     """
     reading, history, launches = ledger.Reading(), RunHistory(), Launches()
     try:
-        history.add_all(launches.watch(ledger.read(folder / LEDGER, reading)))
+        history.add_all(launches.watch(ledger.read(folder / LEDGER, reading, on_progress)))
         if launches.repeated():
             reading, history = ledger.Reading(), RunHistory()
-            history.add_all(launches.number(ledger.read(folder / LEDGER, reading)))
+            history.add_all(launches.number(ledger.read(folder / LEDGER, reading, on_progress)))
     except FileNotFoundError:
         raise RunNotFound(
             f"{folder} holds no ledger: no rank has been seen yet (what has: trainspan report {folder}); if nothing "

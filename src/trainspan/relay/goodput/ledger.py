@@ -166,8 +166,6 @@ def files_in(folder: Path) -> list[File]:
     Raises:
         OSError: the folder cannot be read.
     """
-    if not folder.is_dir():
-        return []
     paths = [path for path in sorted(folder.iterdir()) if path.suffix in (_RAW, _PACKED)]
     return [_file(path) for path in paths]
 
@@ -192,16 +190,28 @@ class Reading:
     """Names of the files with damage."""
 
 
-def read(folder: Path, reading: Reading | None = None) -> Iterator[Fact]:
+def read(
+    folder: Path,
+    reading: Reading | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Iterator[Fact]:
     """Every fact in the ledger, each at least once, in no order that matters.
+
+    Args:
+        folder: of the ledger.
+        reading: what is met is counted here.
+        on_progress: told after each file how many bytes have been read, and of how many.
 
     Raises:
         OSError: the folder cannot be read.
     """
     reading = Reading() if reading is None else reading
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (_RAW, _PACKED):
-            yield from read_file(path, reading)
+    files = files_in(folder)
+    done_bytes, total_bytes = 0, sum(file.size_bytes for file in files)
+    for file in files:
+        yield from read_file(file.path, reading)
+        done_bytes += file.size_bytes
+        on_progress(done_bytes, total_bytes)
 
 
 def read_file(path: Path, reading: Reading) -> list[Fact]:
