@@ -72,6 +72,31 @@ def test_what_a_card_has_not_is_asked_once() -> None:
     assert said == ["amdsmi.errors"]
 
 
+@pytest.mark.parametrize(("hangs", "state"), [(True, "failed"), (False, "ok")])
+def test_a_gpu_that_takes_long_costs_one_call(hangs: bool, state: str) -> None:
+    """The others would take as long, each for itself, and hold up everything the relay does."""
+    now, said = [0.0], []
+
+    def waits(call: str) -> int | None:
+        if now[0] < 10 or call != "amdsmi_get_power_info":
+            return None
+        now[0] += 45
+        return ERRORS["TIMEOUT"] if hangs else None
+
+    smi = FakeAmdSmi.from_file(MACHINE, seconds=lambda: now[0], fails=waits)
+    probe = AmdSmiProbe(lambda cause, _: said.append(cause), lambda: smi, lambda: round(now[0] * S))
+    gpu = probe.gpus(0)[0]
+    probe.read(gpu, 0)
+    now[0] = 10
+
+    reading = probe.read(gpu, 10 * S)
+
+    assert reading is not None
+    assert now[0] == 10 + 45
+    assert (value_of(reading, "hw.status", state), value_of(reading, "hw.temperature", "gpu")) == (1, None)
+    assert f"amdsmi.slow.{gpu.id}" in said
+
+
 def test_amdsmi_of_rocm_6_has_other_words_for_the_same() -> None:
     """Clusters stay on one for years: 6.0 has the counter as `power`, the clock as `cur_clk`, and 65535 for nothing."""
     now = [0.0]

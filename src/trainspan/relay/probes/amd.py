@@ -8,10 +8,21 @@ Source: https://rocm.docs.amd.com/projects/amdsmi/en/latest/reference/amdsmi-py-
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any, Final
 
 from trainspan import guard, names
-from trainspan.relay.probes.probe import RETRY_NS, Complain, Gpu, Reading, Rising, Sample, card_of
+from trainspan.relay.probes.probe import (
+    RETRY_NS,
+    SLOW_NS,
+    Complain,
+    Gpu,
+    Reading,
+    Rising,
+    Sample,
+    card_of,
+    said_of_slow,
+)
 
 DRIVER: Final = Path("/sys/module/amdgpu")
 _MIB: Final = 1 << 20
@@ -36,11 +47,18 @@ class AmdSmiProbe:
     Args:
         complain: told what keeps something from being read.
         load: gives the module `amdsmi`.
+        clock: monotonic ns, for how long a call takes.
     """
 
-    def __init__(self, complain: Complain = guard.warn_once, load: Callable[[], Any] = load_where_there_is_a_driver):
+    def __init__(
+        self,
+        complain: Complain = guard.warn_once,
+        load: Callable[[], Any] = load_where_there_is_a_driver,
+        clock: Callable[[], int] = monotonic_ns,
+    ):
         self._complain = complain
         self._load = load
+        self._clock = clock
         self._smi: Any = None
         self._why: str | None = None
         self._retry_ns = 0
@@ -95,10 +113,20 @@ class AmdSmiProbe:
         self._smi = smi
 
     def _asked(self, gpu: Gpu) -> list[Sample]:
-        own = _QUANTITIES if gpu.parent is None else _OF_PARTITIONS
-        asked = [quantity for quantity in own if quantity not in self._refused[gpu.id]]
-        samples = [sample for quantity in asked for sample in self._samples(gpu, quantity)]
-        answers = any(sample.metric is names.HW_POWER or sample.metric is names.HW_TEMPERATURE for sample in samples)
+        """What it answers; a call that takes long is the last one, as with NVIDIA's."""
+        samples: list[Sample] = []
+        own, answers = _QUANTITIES if gpu.parent is None else _OF_PARTITIONS, False
+        for quantity in own:
+            if quantity in self._refused[gpu.id]:
+                continue
+            begun_ns = self._clock()
+            found = self._samples(gpu, quantity)
+            samples += found
+            answers |= any(sample.metric is names.HW_POWER or sample.metric is names.HW_TEMPERATURE for sample in found)
+            if (took_ns := self._clock() - begun_ns) > SLOW_NS:
+                answers = bool(found)
+                self._complain(f"amdsmi.slow.{gpu.id}", said_of_slow(gpu, quantity, took_ns))
+                break
         if answers or gpu.id in self._answers:
             self._answers[gpu.id] = answers
         return [self._risen(gpu, sample) if sample.metric.instrument == "counter" else sample for sample in samples]

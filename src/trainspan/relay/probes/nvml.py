@@ -16,7 +16,17 @@ from typing import Any, Final
 
 from trainspan import guard, names
 from trainspan.relay.probes.nvml_quantities import INSTEAD, QUANTITIES, Asked, Quantity
-from trainspan.relay.probes.probe import REST_SHARE, RETRY_NS, SLOW_NS, Complain, Gpu, Reading, Rising, Sample
+from trainspan.relay.probes.probe import (
+    REST_SHARE,
+    RETRY_NS,
+    SLOW_NS,
+    Complain,
+    Gpu,
+    Reading,
+    Rising,
+    Sample,
+    said_of_slow,
+)
 
 _MOST_EVENTS: Final = 64
 """Events taken from the driver at one look."""
@@ -207,11 +217,7 @@ class NvmlProbe:
         if device.handle is None:
             self._retry_ns = max(self._retry_ns, now_ns + REST_SHARE * took_ns)
         else:
-            self._complain(
-                f"nvml.slow.{device.gpu.id}",
-                f"GPU {device.gpu.number} ({device.gpu.id}) took {took_ns / 1e9:.0f} s for its {quantity.name}: it is "
-                f"asked again after {REST_SHARE} times as long, the others meanwhile as ever",
-            )
+            self._complain(f"nvml.slow.{device.gpu.id}", said_of_slow(device.gpu, quantity.name, took_ns))
 
     def _samples(self, device: _Device, quantity: Quantity, begun_ns: int) -> list[Sample]:
         try:

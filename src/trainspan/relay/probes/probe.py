@@ -65,6 +65,14 @@ def card_of(pci: str) -> str:
     return pci.rpartition(".")[0]
 
 
+def said_of_slow(gpu: Gpu, quantity: str, took_ns: int) -> str:
+    """What is said of a device that kept its caller waiting for longer than `SLOW_NS`."""
+    return (
+        f"GPU {gpu.number} ({gpu.id}) took {took_ns / 1e9:.0f} s for its {quantity}: it is asked again after "
+        f"{REST_SHARE} times as long, the others meanwhile as ever"
+    )
+
+
 class Sample(NamedTuple):
     """One number of a device, in the unit of `metric`. `attributes`: beside those of the device."""
 
