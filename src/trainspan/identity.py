@@ -30,7 +30,6 @@ _LOCAL_WORLD_SIZE = (
     "MPI_LOCALNRANKS",
     "MV2_COMM_WORLD_LOCAL_SIZE",
     "LOCAL_SIZE",
-    "SLURM_NTASKS_PER_NODE",
 )
 _OF_SLURM_STEP = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
 RAY_JOB = "RAY_JOB_ID"
@@ -111,7 +110,7 @@ def identify(settings: Settings, environ: Mapping[str, str], role: str, world: W
 
 def _identify(settings: Settings, environ: Mapping[str, str], role: str) -> Identity:
     run, launcher = _run_of(settings, environ)
-    local_world_size, node_rank = _found(environ, _LOCAL_WORLD_SIZE), _found(environ, _NODE_RANK)
+    local_world_size, node_rank = _local_world_size(environ), _found(environ, _NODE_RANK)
     rank = _found(environ, _RANK)
     if rank is None and _is_on_one_node(environ):
         rank, local_world_size = _found(environ, _LOCAL_RANK), _found(environ, _WORLD_SIZE)
@@ -132,6 +131,14 @@ def _identify(settings: Settings, environ: Mapping[str, str], role: str) -> Iden
         pid=os.getpid(),
         launcher=launcher,
     )
+
+
+def _local_world_size(environ: Mapping[str, str]) -> int | None:
+    told = _found(environ, _LOCAL_WORLD_SIZE)
+    if told is None and environ.get("SLURM_GTIDS") and _in_slurm_step(environ):
+        # The tasks of this node: `0,1,2`. The number that was asked for is not always there, or is that of the job.
+        return environ["SLURM_GTIDS"].count(",") + 1
+    return _found(environ, ("SLURM_NTASKS_PER_NODE",)) if told is None else told
 
 
 def _attempt_of(settings: Settings, environ: Mapping[str, str]) -> int:

@@ -81,6 +81,24 @@ def test_task_of_slurm() -> None:
     assert (found.rank, found.local_rank, found.node_rank, found.world_size) == (5, 1, 2, 8)
 
 
+@pytest.mark.parametrize(
+    ("told", "local_world_size"),
+    [
+        ({"SLURM_GTIDS": "4,5,6"}, 3),
+        ({"SLURM_GTIDS": "4,5,6", "SLURM_NTASKS_PER_NODE": "8"}, 3),
+        ({"SLURM_NTASKS_PER_NODE": "8"}, 8),
+        ({"SLURM_GTIDS": ""}, 1),
+        ({"SLURM_GTIDS": "4,5,6", "LOCAL_WORLD_SIZE": "2"}, 2),
+        ({"SLURM_GTIDS": "0", "SLURM_STEP_ID": "4294967291"}, 1),
+    ],
+)
+def test_tasks_of_a_node_are_counted(told: dict[str, str], local_world_size: int) -> None:
+    """`srun -n 8` says how many there are of all; what a job was to have per node, its steps inherit, true or not."""
+    found = identity_in({**SLURM, **told})
+
+    assert found.local_world_size == local_world_size
+
+
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "5",
     "OMPI_COMM_WORLD_SIZE": "8",
