@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
+from trainspan import mpirun
 from trainspan.settings import Settings
 
 # In order of preference: who started the ranks comes before what that one was started in. Ray Train and Kubeflow set
@@ -20,8 +21,8 @@ _LOCAL_RANK = (
     "MV2_COMM_WORLD_LOCAL_RANK",
     "SLURM_LOCALID",
 )
-# DeepSpeed's launcher names the node and its size as Horovod's ancestors did.
-_NODE_RANK = ("GROUP_RANK", "NODE_RANK", "CROSS_RANK", "SLURM_NODEID")
+# DeepSpeed's launcher names the node and its size as Horovod's ancestors did; Intel MPI numbers its proxies.
+_NODE_RANK = ("GROUP_RANK", "NODE_RANK", "CROSS_RANK", "HYDRA_BSTRAP_NODE_ID", "SLURM_NODEID")
 _NODES = ("GROUP_WORLD_SIZE",)
 _WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS")
 _LOCAL_WORLD_SIZE = (
@@ -31,7 +32,7 @@ _LOCAL_WORLD_SIZE = (
     "MV2_COMM_WORLD_LOCAL_SIZE",
     "LOCAL_SIZE",
 )
-_OF_SLURM_STEP = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
+_OF_SLURM_STEP = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
 RAY_JOB = "RAY_JOB_ID"
 RAY_SESSION = "RAY_SESSION_NAME"
 """Which incarnation of a cluster a job of Ray's is in; no variable of Ray's own, which tells it by its command line."""
@@ -116,7 +117,9 @@ def _identify(settings: Settings, environ: Mapping[str, str], role: str) -> Iden
         rank, local_world_size = _found(environ, _LOCAL_RANK), _found(environ, _WORLD_SIZE)
     rank = rank or 0
     if node_rank is None:
-        # mpirun numbers no nodes, and fills them in order.
+        node_rank = mpirun.node_of(environ)
+    if node_rank is None:
+        # MPICH numbers no nodes, and fills them in order if it is told how many ranks each has.
         node_rank = rank // local_world_size if local_world_size else 0
     return Identity(
         role=role,
@@ -171,9 +174,14 @@ def is_named(identity: Identity, environ: Mapping[str, str]) -> bool:
         return _in_slurm_step(environ)
     if identity.launcher == "ray":
         return not environ.get(RAY_SESSION)
-    if identity.launcher == "trainspan":
+    if identity.launcher in ("trainspan", "mpirun"):
         return "TORCHELASTIC_RUN_ID" in environ
     return identity.launcher != "process"
+
+
+def is_new(identity: Identity) -> bool:
+    """Whether the run's id is new with every launch."""
+    return identity.launcher in ("process", "trainspan", "mpirun")
 
 
 def place_of_world(environ: Mapping[str, str]) -> str | None:
@@ -193,9 +201,7 @@ def _run_of(settings: Settings, environ: Mapping[str, str]) -> tuple[str, str]:
     if settings.run_id:
         return settings.run_id, "user"
     elastic = environ.get("TORCHELASTIC_RUN_ID", "none")
-    slurm = environ.get("SLURM_JOB_ID", "")
-    if slurm and _in_slurm_step(environ):
-        slurm = f"{slurm}.{environ['SLURM_STEP_ID']}"
+    launch = mpirun.key_of(environ, lasting=True)
     ray = environ.get(RAY_JOB, "")
     if ray and environ.get(RAY_SESSION):
         ray = f"{environ[RAY_SESSION]}.{ray}"
@@ -203,13 +209,25 @@ def _run_of(settings: Settings, environ: Mapping[str, str]) -> tuple[str, str]:
         (ray, "ray"),
         ("" if elastic == "none" else elastic, "torchrun"),
         (environ.get("KUBEFLOW_TRAINING_JOB_ID", ""), "kubeflow"),
-        (slurm, "slurm"),
+        (_slurm_job(environ), "slurm"),
+        # `trainspan run` has told its name only to the ranks on its own host.
+        (f"mpirun-{launch}" if launch else "", "mpirun"),
         (settings.launch_id or "", "trainspan"),
     )
     for run, launcher in candidates:
         if run:
             return _folder_safe(run), launcher
     return new_run_id(), "process"
+
+
+def _slurm_job(environ: Mapping[str, str]) -> str:
+    """Job and step; of an `mpirun` the job, unless others may run beside it on other nodes; empty: not in Slurm."""
+    job = environ.get("SLURM_JOB_ID", "")
+    if job and _in_slurm_step(environ):
+        return f"{job}.{environ['SLURM_STEP_ID']}"
+    launch = mpirun.key_of(environ, lasting=False)
+    alone = launch is None or mpirun.has_all(environ, environ.get("SLURM_JOB_NUM_NODES", ""))
+    return job if alone or not job else f"{job}.{launch}"
 
 
 def _folder_safe(run: str) -> str:
@@ -238,6 +256,8 @@ def _found(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
 
 
 def _in_slurm_step(environ: Mapping[str, str]) -> bool:
+    if mpirun.is_open_mpi(environ):
+        return False  # the step is that of its daemons, which are on all nodes but that of the batch script
     step = environ.get("SLURM_STEP_ID", "")
     return step.isdecimal() and len(step) <= 10 and int(step) < _SLURM_STEPS_MOST
 

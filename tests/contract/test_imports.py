@@ -33,6 +33,7 @@ FLOOR = tuple(
         "sampling",
         "placement",
         "otel_variables",
+        "mpirun",
         "identity",
         "guard",
     )

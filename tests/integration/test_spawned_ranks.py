@@ -1,13 +1,26 @@
 """Ranks that a script or a shell starts itself: one run, each with its rank, though no variable tells either."""
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
 
-from tests.integration.recorded import Pair, Recording, Run, in_good_order, phases_of, run_both, start
+from tests.integration.recorded import (
+    SCRIPTS,
+    Pair,
+    Recording,
+    Run,
+    Training,
+    in_good_order,
+    phases_of,
+    run_both,
+    start,
+)
 from tests.integration.relayed import REPOSITORY, by_trace, spans_of, train, wait_for_relays
+from tests.ports import free_port
 from trainspan.testing.otlp_sink import OtlpSink
 
 RANKS = 2
@@ -204,6 +217,42 @@ def test_port_that_is_used_again_is_another_run(shells: Run) -> None:
     today, tomorrow = recordings_of(shells, "today"), recordings_of(shells, "tomorrow")
 
     assert runs_of(today) != runs_of(tomorrow)
+
+
+@pytest.fixture(scope="module")
+def below_mpirun(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Ranks with the environment of an `mpirun`, which train twice."""
+    return start("spawned.py", "mpirun", state=tmp_path_factory.mktemp("mpirun")).ended()
+
+
+def test_trainings_of_an_mpirun_are_runs_of_its_name(below_mpirun: Run) -> None:
+    """`mpirun sh -c 'python a.py; python b.py'`: no rank has another's parent, and no address is known at first."""
+    once, again = (recordings_of(below_mpirun, scenario) for scenario in ("once", "again"))
+
+    [first], [second] = runs_of(once), runs_of(again)
+
+    assert (ranks_of(once), ranks_of(again)) == (ALL, ALL)
+    assert first.startswith("mpirun-")
+    assert second == f"{first}-2"
+    assert len(below_mpirun.recordings) == 2 * RANKS
+
+
+@pytest.mark.skipif(
+    which("mpirun.openmpi") is None,
+    reason="no mpirun of Open MPI here: would show that ranks which the real one starts are one run, each in its place",
+)
+def test_ranks_of_the_real_open_mpi_are_one_run(tmp_path: Path) -> None:
+    """Its variables are nobody's promise: what was recorded of versions 4 and 5 need not be what the next one sets."""
+    line = f"{sys.executable} {SCRIPTS / 'spawned.py'} below_mpirun; :"
+    command = ["mpirun.openmpi", "--oversubscribe", "--bind-to", "none", "-np", str(RANKS), "/bin/sh", "-c", line]
+    names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
+    as_root = {f"{name}{confirm}": "1" for name in names for confirm in ("", "_CONFIRM")}
+
+    run = Training(command, tmp_path, {**as_root, "PORT": str(free_port()), "SCENARIO": "real"}).ended()
+
+    recordings = recordings_of(run, "real")
+    assert (run.exit_code, ranks_of(recordings)) == (0, ALL)
+    assert len(runs_of(recordings)) == 1
 
 
 def test_sweep_under_a_command_stays_apart(tmp_path: Path) -> None:

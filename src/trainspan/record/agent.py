@@ -20,7 +20,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from trainspan import settings
 from trainspan.errors import RecordingRefused
 from trainspan.guard import warn_once
-from trainspan.identity import identify, new_run_id
+from trainspan.identity import identify, is_new, new_run_id
 from trainspan.placement import place_of
 from trainspan.record.bridges import torchelastic
 from trainspan.record.opening import open_writer
@@ -141,7 +141,7 @@ class _AgentRecording:
         identity = identify(values, environ, Role.AGENT)
         self._folder = run_folder(settings.state_dir(values, environ), identity.run)
         # Nothing is to be found out where the user has given the number, or the run's name is new.
-        self._counts = values.attempt is None and identity.launcher != "trainspan"
+        self._counts = values.attempt is None and not is_new(identity)
         if self._counts:
             identity = identity._replace(attempt=max(identity.attempt, attempts.next_of(self._folder)))
         self._first = identity.attempt

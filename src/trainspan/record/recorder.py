@@ -12,7 +12,7 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from trainspan import names
+from trainspan import mpirun, names
 from trainspan.errors import RecordingRefused
 from trainspan.guard import warn_once
 from trainspan.identity import (
@@ -267,7 +267,7 @@ class Recorder:
         if is_named(identity, environ):
             by_script = launched.parent_by_multiprocessing() is not None
             return identity if by_script else self._number(identity, undo)
-        place = place_of_world(os.environ) if self._world is None else self._world.place
+        place = self._meeting() if self._world is None else self._world.place
         try:
             state, parent = state_dir(self.settings, os.environ), launched.parent_process()
             return identity._replace(
@@ -276,6 +276,9 @@ class Recorder:
         except OSError as error:
             warn_once("worlds", f"ranks do not find their common run ({error.strerror}); set TRAINSPAN_RUN_ID")
             return identity
+
+    def _meeting(self) -> str | None:
+        return mpirun.key_of(os.environ, lasting=False) or place_of_world(os.environ)
 
     def _number(self, identity: Identity, undo: ExitStack) -> Identity:
         return attempts.numbered(identity, self.settings, os.environ, begins=True, undo=undo)

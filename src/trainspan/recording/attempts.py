@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from trainspan.errors import RecordingRefused
-from trainspan.identity import Identity
+from trainspan.identity import Identity, is_new
 from trainspan.recording import places
 from trainspan.role import Role, role_of
 from trainspan.settings import Settings, state_dir
@@ -65,7 +65,7 @@ def is_open(identity: Identity, settings: Settings, environ: Mapping[str, str]) 
     A count of the scheduler's is only the least that it can be.
     """
     counted = settings.attempt is not None or "TORCHELASTIC_RESTART_COUNT" in environ
-    return not counted and identity.world_size < 2 and identity.launcher not in ("process", "trainspan")
+    return not counted and identity.world_size < 2 and not is_new(identity)
 
 
 def next_of(folder: Path) -> int:

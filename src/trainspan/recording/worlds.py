@@ -5,7 +5,8 @@ one address, and of all processes of a host one listens on it at a time, so who 
 us. Tomorrow's job meets there again. Therefore the ranks of a world are those that live at the same time: who finds its
 rank taken, or a rank gone, begins another world, which is another run.
 
-Where the address is not known yet (`mpirun`), who has the same parent is one job, by the same rule.
+Where the address is not known yet, who has the same parent is one job, by the same rule. Ranks of an `mpirun` that
+tells which one it is need neither.
 
 A name that a command was given (`trainspan run`, a batch script) goes to the first world or single process that asks
 for it; the next is `<name>-2`. Without this a sweep would make one run of all its trainings.
@@ -42,7 +43,7 @@ def run_of(state: str, identity: Identity, place: str | None, parent: int, *, sh
     Args:
         state: the state directory.
         identity: of this process; its run is the name to take if it is free.
-        place: where its ranks meet; None if that is not known.
+        place: where its ranks meet, or what else they have in common; None if that is not known.
         parent: the process that has started this one.
         shared: whether that name was given to a command, and is not this process's own.
 

@@ -219,6 +219,23 @@ def argued() -> None:
     leave_group()
 
 
+def mpirun() -> None:
+    """Ranks with what Open MPI 4 gives them, each below a shell of its own, in which it trains twice."""
+    common = {"OMPI_COMM_WORLD_SIZE": str(RANKS), "OMPI_COMM_WORLD_LOCAL_SIZE": str(RANKS), "PORT": free_port()}
+    common["OMPI_MCA_orte_precondition_transports"] = "475362a8c20911fd-d01aa38d4fdb9cc0"
+    line = "; ".join(f"SCENARIO={scenario} {sys.executable} {__file__} below_mpirun" for scenario in ("once", "again"))
+    ranks = []
+    for rank in map(str, range(RANKS)):
+        environ = {**os.environ, **common, "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank}
+        ranks.append(subprocess.Popen(["/bin/sh", "-c", line], env=environ))
+    assert [rank.wait() for rank in ranks] == [0] * RANKS
+
+
+def below_mpirun() -> None:
+    """One of them, which has an optimizer before anybody knows where they meet."""
+    early(int(os.environ["OMPI_COMM_WORLD_RANK"]), os.environ["PORT"], os.environ["SCENARIO"])
+
+
 SCENARIOS: Mapping[str, Callable[[], None]] = {
     "spawn": spawn,
     "fork": fork,
@@ -234,6 +251,8 @@ SCENARIOS: Mapping[str, Callable[[], None]] = {
     "ranked": ranked,
     "arguments": arguments,
     "argued": argued,
+    "mpirun": mpirun,
+    "below_mpirun": below_mpirun,
 }
 
 if __name__ == "__main__":

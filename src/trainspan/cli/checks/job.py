@@ -17,6 +17,7 @@ _SEEN_BY: Final = {
     "torchrun": "torchrun",
     "kubeflow": "Kubeflow",
     "slurm": "Slurm",
+    "mpirun": "mpirun",
     "trainspan": "trainspan run",
 }
 
