@@ -230,6 +230,18 @@ def _slurm_job(environ: Mapping[str, str]) -> str:
     return job if alone or not job else f"{job}.{launch}"
 
 
+def launch_of(environ: Mapping[str, str]) -> str | None:
+    """What all ranks of one `srun` or `mpirun` have, on all nodes, and none of another ever; None: they have nothing.
+
+    A requeued job begins its steps anew.
+    """
+    job = [environ.get(name, "") for name in ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")]
+    if job[1] and _in_slurm_step(environ):
+        return _folder_safe("-".join(("srun", *job, environ["SLURM_STEP_ID"])))
+    key = mpirun.key_of(environ, lasting=not job[1])
+    return None if key is None else _folder_safe("-".join(("mpirun", *job, key)))
+
+
 def _folder_safe(run: str) -> str:
     """`run` with everything that does not belong in a folder name replaced: it comes from outside."""
     # ASCII alone: 128 letters of another script can take more bytes than a file name may have.

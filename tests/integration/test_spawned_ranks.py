@@ -237,6 +237,16 @@ def test_trainings_of_an_mpirun_are_runs_of_its_name(below_mpirun: Run) -> None:
     assert len(below_mpirun.recordings) == 2 * RANKS
 
 
+def test_jobs_after_another_are_attempts_of_a_run(tmp_path: Path) -> None:
+    """A training takes longer than a job may; its ranks agree on the number, and nobody counts."""
+    run = start("spawned.py", "chained", state=tmp_path, TRAINSPAN_RUN_ID="llama-7").ended()
+
+    jobs = [recordings_of(run, scenario) for scenario in ("first job", "next job")]
+    assert [ranks_of(recordings) for recordings in jobs] == [ALL, ALL]
+    assert [{one.identity.attempt for one in recordings} for recordings in jobs] == [{0}, {1}]
+    assert runs_of(run.recordings) == {"llama-7"}
+
+
 @pytest.mark.skipif(
     which("mpirun.openmpi") is None,
     reason="no mpirun of Open MPI here: would show that ranks which the real one starts are one run, each in its place",

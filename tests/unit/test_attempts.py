@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -50,10 +51,104 @@ def test_number_that_somebody_has_given_stays(tmp_path: Path, environ: dict[str,
     assert list(tmp_path.iterdir()) == []
 
 
+def srun(rank: int, job: str, **more: str) -> dict[str, str]:
+    """The environment of a rank that `srun` has started in that job."""
+    ranks = {"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2"}
+    return {**RUN, "SLURM_CLUSTER_NAME": "tiny", "SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", **ranks, **more}
+
+
+def mpirun(rank: int, key: str, **more: str) -> dict[str, str]:
+    """The same of Open MPI."""
+    ranks = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2"}
+    return {**RUN, "OMPI_MCA_orte_precondition_transports": key, **ranks, **more}
+
+
+def of_hydra(rank: int, key: str) -> dict[str, str]:
+    """The same of Intel MPI."""
+    return {**RUN, "I_MPI_HYDRA_UUID": key, "PMI_RANK": str(rank), "PMI_SIZE": "2"}
+
+
+def in_job(rank: int, key: str) -> dict[str, str]:
+    """Open MPI 5 in a batch script; its process number is the same in both jobs."""
+    job = {"SLURM_JOB_ID": key, "PMIX_NAMESPACE": "prterun-n1-30486@1"}
+    return {**RUN, **job, "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize("launcher", [srun, mpirun, of_hydra, in_job])
+def test_ranks_of_a_launch_are_one_attempt_and_those_of_the_next_another(
+    tmp_path: Path, launcher: Callable[[int, str], dict[str, str]]
+) -> None:
+    """One job after another under one name, as a training goes on that takes longer than a job may."""
+    launches = [launcher(rank, job) for job in ("81", "82", "83") for rank in (0, 1)]
+
+    numbers = [numbered(tmp_path, environ, 1001 + at).attempt for at, environ in enumerate(launches)]
+
+    assert numbers == [0, 0, 1, 1, 2, 2]
+
+
+def test_rank_that_comes_late_finds_its_launch(tmp_path: Path) -> None:
+    """Another of the same run may have begun since."""
+    launches = [srun(0, "81"), srun(0, "82"), srun(1, "81"), srun(1, "82"), RUN, srun(0, "83")]
+
+    numbers = [numbered(tmp_path, environ, 1001 + at).attempt for at, environ in enumerate(launches)]
+
+    assert numbers == [0, 1, 0, 1, 2, 3]
+
+
+def test_requeued_job_is_another_launch(tmp_path: Path) -> None:
+    """It has the same number, and begins its steps anew; what the scheduler counts is the least."""
+    launches = [srun(rank, "81", SLURM_RESTART_COUNT=count) for count in ("0", "1", "4") for rank in (0, 1)]
+
+    numbers = [numbered(tmp_path, environ, 1001 + at).attempt for at, environ in enumerate(launches)]
+
+    assert numbers == [0, 0, 1, 1, 4, 4]
+
+
+def test_steps_of_a_job_are_launches(tmp_path: Path) -> None:
+    """A batch script may start its training again."""
+    numbers = [numbered(tmp_path, srun(0, "81", SLURM_STEP_ID=step), int(step)).attempt for step in ("0", "1")]
+
+    assert numbers == [0, 1]
+
+
+def test_who_only_asks_begins_nothing(tmp_path: Path) -> None:
+    """But is told what its launch has begun."""
+    before = numbered(tmp_path, srun(1, "82"), 1000, begins=False).attempt
+    first, second = (numbered(tmp_path, srun(0, job), pid).attempt for pid, job in ((1001, "81"), (1002, "82")))
+    after = numbered(tmp_path, srun(1, "82"), 1003, begins=False).attempt
+
+    assert (before, first, second, after) == (0, 0, 1, 1)
+
+
+def test_ranks_that_begin_at_once_agree(tmp_path: Path) -> None:
+    """Four launches of sixteen ranks: whoever comes first has the number for all of its own."""
+    launches = [f"srun-tiny-{job}" for job in range(4)] * 16
+
+    with ProcessPoolExecutor(8, mp_context=multiprocessing.get_context("fork")) as processes:
+        taken = list(processes.map(attempts.take_next, [tmp_path] * 64, [0] * 64, [None] * 64, launches))
+
+    assert sorted(set(zip(launches, taken, strict=True))) == sorted(zip(launches, taken[:4], strict=False))
+    assert sorted(taken[:4]) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     "environ",
-    [{}, {"TRAINSPAN_LAUNCH_ID": "20261122-1"}, {**RUN, "RANK": "1", "WORLD_SIZE": "2"}, {**RUN, **TORCHRUN}],
-    ids=["nameless", "named by us", "one of two ranks", "without an agent that tells"],
+    [
+        {},
+        {"TRAINSPAN_LAUNCH_ID": "20261122-1"},
+        {**RUN, "RANK": "1", "WORLD_SIZE": "2"},
+        {**RUN, **TORCHRUN},
+        {**srun(0, "81"), "TRAINSPAN_RUN_ID": ""},
+        {**RUN, "SLURM_JOB_ID": "81", "RANK": "1", "WORLD_SIZE": "2"},
+    ],
+    ids=[
+        "nameless",
+        "named by us",
+        "one of two ranks",
+        "without an agent that tells",
+        "of a step",
+        "of a batch script",
+    ],
 )
 def test_who_does_not_decide_alone_finds_nothing_out(tmp_path: Path, environ: dict[str, str]) -> None:
     """Ranks side by side would each find another number; a new name has no attempts."""

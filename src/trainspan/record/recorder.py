@@ -266,7 +266,7 @@ class Recorder:
             return identity if counted else self._number(identity, undo)
         if is_named(identity, environ):
             by_script = launched.parent_by_multiprocessing() is not None
-            return identity if by_script else self._number(identity, undo)
+            return identity if by_script and identity.world_size < 2 else self._number(identity, undo)
         place = self._meeting() if self._world is None else self._world.place
         try:
             state, parent = state_dir(self.settings, os.environ), launched.parent_process()

@@ -215,7 +215,7 @@ def argued() -> None:
     """What that one starts; that its arguments stand in variables of its own is nothing that anybody knows."""
     rank = int(os.environ["RANK_ARGUMENT"])
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{os.environ['PORT']}", world_size=RANKS, rank=rank)
-    train(rank, "arguments")
+    train(rank, os.environ.get("SCENARIO", "arguments"))
     leave_group()
 
 
@@ -236,6 +236,17 @@ def below_mpirun() -> None:
     early(int(os.environ["OMPI_COMM_WORLD_RANK"]), os.environ["PORT"], os.environ["SCENARIO"])
 
 
+def chained() -> None:
+    """Two jobs of Slurm's, one after the other, with one `srun` each."""
+    for job, scenario in (("81", "first job"), ("82", "next job")):
+        step = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(RANKS), "SLURM_GTIDS": "0,1"}
+        environ = {**os.environ, **step, "PORT": free_port(), "SCENARIO": scenario}
+        line = f"{sys.executable} {__file__} argued"
+        told = ("SLURM_PROCID", "SLURM_LOCALID", "RANK_ARGUMENT")
+        tasks = (" ".join(f"{name}={rank}" for name in told) + f" {line} &" for rank in range(RANKS))
+        subprocess.run(["/bin/sh", "-c", f"{' '.join(tasks)} wait"], env=environ, check=True)
+
+
 SCENARIOS: Mapping[str, Callable[[], None]] = {
     "spawn": spawn,
     "fork": fork,
@@ -251,6 +262,7 @@ SCENARIOS: Mapping[str, Callable[[], None]] = {
     "ranked": ranked,
     "arguments": arguments,
     "argued": argued,
+    "chained": chained,
     "mpirun": mpirun,
     "below_mpirun": below_mpirun,
 }

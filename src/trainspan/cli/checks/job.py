@@ -26,9 +26,10 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Who launches here, and whether recording is on."""
     yield _switch(settings)
     who = identity.identify(settings, environ, Role.RANK)
-    if attempts.is_open(who, settings, environ):
+    launch = attempts.launch_together(who, settings, environ)
+    if launch is not None or attempts.is_open(who, settings, environ):
         folder = places.run_folder(state_dir(settings, environ), who.run)
-        who = who._replace(attempt=max(who.attempt, attempts.next_of(folder)))
+        who = who._replace(attempt=max(who.attempt, attempts.next_of(folder, launch)))
     by = _SEEN_BY.get(who.launcher)
     facts = {"launcher": who.launcher, "run": who.run if by else None, "rank": who.rank, "world_size": who.world_size}
     if by:
