@@ -60,6 +60,9 @@ def scheduler_attributes(environ: Mapping[str, str]) -> dict[str, str]:
         value = next((environ[name] for name in variables if environ.get(name)), None)
         if value is not None:
             found[attribute] = value
+    if "MPI_LOCALRANKID" in environ:
+        # MPICH and Intel MPI take their environment to all nodes, the name of the first one included.
+        found.pop("slurm.node.name", None)
     return found
 
 

@@ -183,6 +183,14 @@ def test_place_is_detected_by_allow_list(environ: Mapping[str, str], attributes:
     assert dict(found.attributes) == {**RANK, **attributes}
 
 
+def test_node_that_a_launcher_has_covered_is_not_told() -> None:
+    """MPICH and Intel MPI give every rank the environment of the first node, and with it that one's name."""
+    found = rank_resource(IDENTITY, {**SLURM, "MPI_LOCALRANKID": "0", "PMI_RANK": "3"})
+
+    elsewhere = {attribute: value for attribute, value in IN_SLURM.items() if attribute != "slurm.node.name"}
+    assert dict(found.attributes) == {**RANK, **elsewhere}
+
+
 def test_rank_says_itself_where_it_ran() -> None:
     """A relay of a DaemonSet stands in another pod, and a replay on a login node."""
     of_rank = place_of({**POD, "OTEL_SERVICE_NAME": "llama", "OTEL_RESOURCE_ATTRIBUTES": "team=a%20b"})
