@@ -4,8 +4,8 @@ It looks at the recordings five times a second and when a recorded process ends,
 seen is closed and what they held is delivered or safe on disk. A recording made while it was leaving is still served:
 the lock is let go first, and the directory looked at once more.
 
-Who ends a job tells the relay too (SLURM every process, Kubernetes every container), and the ranks' last words come
-after that. So a relay that is told to end goes on until they have ended, for LAST_WORDS_S at most.
+Who ends a job may tell the relay too (Kubernetes every container, a service manager every process), and the ranks' last
+words come after that. So a relay that is told to end goes on until they have ended, for LAST_WORDS_S at most.
 """
 
 import atexit
