@@ -7,7 +7,7 @@ from tests.integration.recorded import Pair, in_good_order, phases_of, run_both
 SCENARIOS = (
     *("plain", "accumulation", "gan", "lbfgs", "scaler"),
     *("recompute", "reentrant", "iterable", "ahead"),
-    *("distillation", "averaged", "ensemble", "folds", "in_backward"),
+    *("distillation", "averaged", "repeating", "ensemble", "folds", "in_backward"),
 )
 
 BATCH = ["data_wait", "h2d", "forward", "backward"]
@@ -43,6 +43,8 @@ PHASES = {
         *[[*ITERATOR, *UNCLIPPED], UNCLIPPED, UNCLIPPED],
         *[[*VALIDATION, *ITERATOR, *UNCLIPPED], UNCLIPPED, UNCLIPPED],
     ],
+    # No iterator is made, and none ends.
+    "repeating": [*[UNCLIPPED] * 3, [*["validation"] * 6, *UNCLIPPED], UNCLIPPED, UNCLIPPED],
     # The first optimizer's step ends each, so the first model of the next batch is in it.
     "ensemble": [[*ITERATOR, *UNCLIPPED], *[[*GENERATOR * 2, *UNCLIPPED]] * 3],
     "folds": [
@@ -66,6 +68,7 @@ MICROBATCHES = {
     "ahead": [1] * 4,
     "distillation": [1] * 6,
     "averaged": [1] * 6,
+    "repeating": [1] * 6,
     "ensemble": [1, 3, 3, 3],
     "folds": [1] * 15,
     "in_backward": [1] * 4,
@@ -74,6 +77,7 @@ MICROBATCHES = {
 SAMPLES = {
     "distillation": [8] * 6,
     "averaged": [8] * 6,
+    "repeating": [8] * 6,
     "ensemble": [8] * 4,
     "folds": [8] * 15,
     "in_backward": [8] * 4,

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from tests.unit.tapes import Tape, recording_marker
 from trainspan.names import Phase
 from trainspan.record import untraced
-from trainspan.record.hooks import forward
+from trainspan.record.hooks import dataloader, forward
 from trainspan.record.hooks.root_call import SLOT, RootCall
 from trainspan.record.marker import Marker
 from trainspan.record.patches import Patches
@@ -56,6 +56,7 @@ def watched() -> Iterator[Watched]:
     marker, tape = recording_marker()
     patches = Patches()
     search = forward.install(marker, patches)
+    dataloader.install(recording_marker()[0], patches, [search.fetched])  # its marks are on a tape of their own
     search.begin()
     yield Watched(search, tape, patches, marker, nn.Linear(2, 1))
     patches.undo()
@@ -297,8 +298,8 @@ def test_new_optimizer_and_new_loader_announce_another_model(watched: Watched) -
     loader = DataLoader([torch.ones(2)])
     signs: dict[nn.Module, Callable[[], object]] = {
         trained: lambda: watched.search.made(torch.optim.SGD(trained.parameters())),
-        averaged: lambda: [iter(loader) for _ in range(2)],
-        unannounced: lambda: iter(loader),
+        averaged: lambda: [next(iter(loader)) for _ in range(2)],
+        unannounced: lambda: next(iter(loader)),
     }
 
     found = []
@@ -323,6 +324,37 @@ def test_loader_that_was_looked_into_before_training_announces_another_model(wat
         evaluated(batch)
 
     assert len(watched.tape.written()) - before == 2
+
+
+def test_loader_that_keeps_its_iterator_announces_another_model_with_its_first_batch(watched: Watched) -> None:
+    """That of Ultralytics, and of timm where it is asked for: made for good, some before training begins."""
+    early = iter(DataLoader([torch.ones(2)] * 2))
+    late = DataLoader([torch.ones(2)] * 2)
+    found = []
+
+    for batches in (early, late._get_iterator()):
+        evaluated = nn.Linear(2, 1)
+        watched.end_search()
+        before = len(watched.tape.written())
+        for _ in range(2):
+            evaluated(next(batches))
+        found.append(len(watched.tape.written()) - before)
+
+    assert found == [4, 4]
+
+
+def test_loader_announces_once_however_often_it_is_iterated(watched: Watched) -> None:
+    """Each epoch has an iterator of its own, or begins the same one anew; each search costs two steps."""
+    workers: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
+    searches = []
+
+    for loader in (DataLoader([torch.ones(2)]), DataLoader([torch.ones(2)], **workers)):
+        for _ in range(3):
+            watched.end_search()
+            list(loader)
+            searches.append(nn.Module._compiled_call_impl is not None)
+
+    assert searches == [True, False, False] * 2
 
 
 def test_nothing_is_sought_within_a_phase_by_another_thread_or_for_ever(watched: Watched) -> None:

@@ -84,8 +84,8 @@ def _hook(name: str) -> ModuleType:
     return import_module(f"{_HOOKS}.{name}")
 
 
-def _place_plain(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
-    hook.install(recorder.marker, patches)
+def _place_dataloader(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
+    hook.install(recorder.marker, patches, recorder.first_batch)
 
 
 def _place_backward(hook: ModuleType, recorder: Recorder, patches: Patches) -> None:
@@ -109,6 +109,7 @@ def _place_optimizer(hook: ModuleType, recorder: Recorder, patches: Patches) -> 
         if recorder.recording:
             search.begin()
         step_ends.append(search.step_ended)
+        recorder.first_batch.append(search.fetched)
 
     def made(optimizer: Any) -> None:
         for search in searches:
@@ -212,7 +213,7 @@ def _place_monitor(recorder: Recorder, patches: Patches) -> None:
 
 
 _PLACES: dict[str, _Placing] = {
-    "dataloader": _place_plain,
+    "dataloader": _place_dataloader,
     "backward": _place_backward,
     "grad_clip": _place_grad_clip,
     "optimizer": _place_optimizer,

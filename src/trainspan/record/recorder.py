@@ -69,6 +69,7 @@ class Recorder:
         identity: of what is or was recorded; None before that, and in a forked child.
         left_by_exception: whether an exception nobody caught is ending this process.
         step_ends: each is called after every step of training.
+        first_batch: each is called with an iterator of a DataLoader that has given its first batch.
         captures: of CUDA graphs, while they are under way.
         stepping: what the optimizer's hook tells others; None where there is no such hook.
         notes: what is told of checkpoints; `spans`: of other stretches of time.
@@ -80,6 +81,7 @@ class Recorder:
         self.identity: Identity | None = None
         self.left_by_exception = False
         self.step_ends: list[Callable[[], None]] = []
+        self.first_batch: list[Callable[[Any], None]] = []
         self.captures = Captures()
         self.stepping: Any = None
         self.spans = SpanTeller(self.event, lambda: self.recording)

@@ -1,7 +1,7 @@
 """Training loops of every common shape. Arguments: the scenarios to run, one after the other."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -198,9 +198,11 @@ def distillation() -> None:
     report("distillation", student, teacher)
 
 
-def averaged() -> None:
+def averaged(
+    name: str = "averaged", kept: Callable[[DataLoader[Batch]], DataLoader[Batch]] = lambda made: made
+) -> None:
     """Two epochs of three steps, each followed by a validation of the average of the weights, and of that alone."""
-    model, loader, held_out = make_model(), make_loader(3), make_loader(2)
+    model, loader, held_out = make_model(), kept(make_loader(3)), kept(make_loader(2))
     average = torch.optim.swa_utils.AveragedModel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _epoch in range(2):
@@ -214,7 +216,36 @@ def averaged() -> None:
         with torch.no_grad():
             for inputs, _targets in held_out:
                 average(inputs)
-    report("averaged", model, average)
+    report(name, model, average)
+
+
+class RepeatingLoader(DataLoader[Batch]):
+    """As that of Ultralytics: one iterator for all epochs, made for good, with the workers it may have."""
+
+    def __init__(self, loader: DataLoader[Batch]):
+        super().__init__(loader.dataset, batch_sampler=Repeated(loader.batch_sampler))
+        self._batches = len(loader)
+        self._kept = super().__iter__()
+
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(self._batches):
+            yield next(self._kept)
+
+
+class Repeated:
+    """A sampler that begins anew for ever."""
+
+    def __init__(self, sampler: Iterable[list[int]]):
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield from self._sampler
+
+
+def repeating() -> None:
+    """The same from loaders that keep their iterators, made before the optimizer."""
+    averaged("repeating", RepeatingLoader)
 
 
 def ensemble() -> None:
@@ -286,6 +317,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "ahead": ahead,
     "distillation": distillation,
     "averaged": averaged,
+    "repeating": repeating,
     "ensemble": ensemble,
     "folds": folds,
     "in_backward": in_backward,

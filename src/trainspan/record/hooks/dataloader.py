@@ -7,7 +7,7 @@ training or into a validation. Cost: 0.9 µs a batch.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, dataloader
@@ -21,19 +21,29 @@ from trainspan.record.traced import compiler, is_traced
 _DATA_WAIT = int(Phase.DATA_WAIT)
 
 
-def install(marker: Marker, patches: Patches) -> None:
+def install(marker: Marker, patches: Patches, first_batch: Sequence[Callable[[Any], None]] = ()) -> None:
     """Mark every wait for a batch.
+
+    Args:
+        marker: where the marks go.
+        patches: remembers the originals.
+        first_batch: each is called with an iterator that has given its first batch; more may join.
 
     Raises:
         AttributeError, KeyError: this torch has no such iterator class; the wait then shows as `other`.
     """
     iterator = dataloader._BaseDataLoaderIter
-    patches.replace(iterator, "__next__", marked(vars(iterator)["__next__"], marker, BatchMeter()))
+    patches.replace(iterator, "__next__", marked(vars(iterator)["__next__"], marker, BatchMeter(), first_batch))
     patches.replace(DataLoader, "__iter__", marked(vars(DataLoader)["__iter__"], marker, None))
 
 
-def marked(call: Callable[[Any], Any], marker: Marker, meter: BatchMeter | None) -> Callable[[Any], Any]:
-    """`call`, marked; with a meter, what it returns is a batch."""
+def marked(
+    call: Callable[[Any], Any],
+    marker: Marker,
+    meter: BatchMeter | None,
+    first_batch: Sequence[Callable[[Any], None]] = (),
+) -> Callable[[Any], Any]:
+    """`call`, marked; with a meter, what it returns is a batch. `first_batch`: as of `install`."""
     enter, resume, abort, resume_with = marker.enter, marker.resume, marker.abort, marker.resume_with
     measures: dict[type, Measure] = {} if meter is None else meter.measures
 
@@ -62,6 +72,9 @@ def marked(call: Callable[[Any], Any], marker: Marker, meter: BatchMeter | None)
         except BaseException:
             abort(outer)
             raise
+        if first_batch and self._num_yielded == 1:
+            for told in first_batch:
+                told(self)
         return batch
 
     return functools.update_wrapper(wait_for_batch, call)

@@ -13,8 +13,8 @@ optimizer of its own, has not been called by then.
 
 `nn.Module.__call__` stays as it is: the compiler compares it, guards on it, and is handed it by `torch.compile(model)`.
 
-What comes later is found by another search. It begins where an optimizer is made, where a DataLoader is iterated for
-the first time, and after a step without a forward: the model was compiled or wrapped.
+What comes later is found by another search. It begins where an optimizer is made, where a DataLoader gives its first
+batch, and after a step without a forward: the model was compiled or wrapped.
 """
 
 import functools
@@ -50,7 +50,8 @@ _is_grad_enabled = torch.is_grad_enabled
 class RootSearch:
     """Finds the roots and keeps them marked.
 
-    `begin()` when recording begins, `step_ended()` at the end of every step; `made(optimizer)`, `iterated(loader)`.
+    `begin()` when recording begins, `step_ended()` at the end of every step; `made(optimizer)`, and `fetched(iterator)`
+    with the first batch that an iterator of a DataLoader gives.
 
     Attributes:
         autocast: the type that autocast computed in when a root was found; None: it was off.
@@ -68,6 +69,8 @@ class RootSearch:
         # By the optimizer: the parameters it was made with.
         self._trained: dict[int, tuple[frozenset[int], weakref.ref[Any]]] = {}
         self._loaders: dict[int, weakref.ref[Any]] = {}
+        # By the iterator: its loader, and itself.
+        self._loader_of: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
         self._marked: dict[int, weakref.ref[nn.Module]] = {}
         self._found = 0  # by the search that is under way, or was
         self._compiled: list[weakref.ref[nn.Module]] = []  # in place: their own slot hides them from the search
@@ -100,11 +103,22 @@ class RootSearch:
         self._trained[number] = own, weakref.ref(optimizer, lambda _: self._trained.pop(number, None))
         self._ask()
 
-    def iterated(self, loader: Any) -> None:
-        """Take over that a DataLoader is asked for its batches; the first time, they may be for another model.
+    def iterated(self, loader: Any, iterator: Any) -> None:
+        """Take over that a DataLoader is asked for its batches, by way of this iterator."""
+        number = id(iterator)
+        itself = weakref.ref(iterator, lambda _: self._loader_of.pop(number, None))
+        self._loader_of[number] = weakref.ref(loader), itself
 
-        A time while a search is under way is not the first: some look at a batch long before they evaluate with others.
+    def fetched(self, iterator: Any) -> None:
+        """Take over that an iterator has given its first batch; the first of a loader may be for another model.
+
+        Not where the iterator is made: some loaders make one for good, long before, and not by way of `iter`.
+        A batch while a search is under way is not the first: some look at one long before they evaluate with others.
         """
+        known = self._loader_of.get(id(iterator))
+        loader = None if known is None else known[0]()
+        if loader is None:  # not `or`, which would ask it for its length
+            loader = iterator
         number, searching = id(loader), self._searching
         if number not in self._loaders and self._ask() and not searching:
             self._loaders[number] = weakref.ref(loader, lambda _: self._loaders.pop(number, None))
@@ -338,8 +352,9 @@ def _follow_loaders(patches: Patches, search: RootSearch) -> None:
     iterate = vars(DataLoader)["__iter__"]
 
     def make_iterator(self: Any) -> Any:
+        iterator = iterate(self)
         if not (is_traced() or compiler._is_compiling_flag):
-            search.iterated(self)
-        return iterate(self)
+            search.iterated(self, iterator)
+        return iterator
 
     patches.replace(DataLoader, "__iter__", functools.update_wrapper(make_iterator, iterate))
