@@ -120,3 +120,29 @@ def test_pipelines_that_see_to_their_kinds_themselves_are_left_alone() -> None:
 
     with pytest.raises(AttributeError, match="another way"):
         hook.install_diffusers(package, marker, Patches())
+
+
+class Collector:
+    """As TorchRL's: for each batch it asks its policy, which it leaves in training mode, step by step."""
+
+    marker: Marker
+
+    def rollout(self) -> int:
+        for _ in range(3):
+            assert self.marker.enter(Phase.FORWARD) < 0
+        return 3
+
+
+def test_what_a_collector_collects_is_generation() -> None:
+    """The environment included: without gradients, but not in eval mode, it would be the forward of the next step."""
+    marker, tape = recording_marker()
+    package, patches = ModuleType("torchrl.collectors._single"), Patches()
+    package.__dict__["Collector"] = Collector
+    Collector.marker = marker
+    hook.install_torchrl(package, marker, patches)
+
+    frames = Collector().rollout()
+    patches.undo()
+
+    assert frames == 3
+    assert tape.written() == ["enter generation", "resume other"]

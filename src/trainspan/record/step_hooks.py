@@ -56,7 +56,11 @@ def place(
 
     def place_generation() -> None:
         hook = _hook("generation")
-        for module, install in ((hook.MODULE, hook.install), (hook.DIFFUSERS_MODULE, hook.install_diffusers)):
+        for module, install in (
+            (hook.MODULE, hook.install),
+            (hook.DIFFUSERS_MODULE, hook.install_diffusers),
+            (hook.TORCHRL_MODULE, hook.install_torchrl),
+        ):
             place_later("generation", module, partial(install, marker=recorder.marker, patches=patches))
 
     install_hook("amp", place_amp)

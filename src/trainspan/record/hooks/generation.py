@@ -1,6 +1,6 @@
-"""Generation by Hugging Face's `generate`, and by pipelines of diffusers: a phase of its own.
+"""Generation by Hugging Face's `generate`, by pipelines of diffusers and collectors of TorchRL: a phase of its own.
 
-Each calls the model a hundred times for one batch, without gradients; a pipeline of diffusers leaves it in training
+Each calls the model a hundred times for one batch, without gradients; pipelines and collectors leave it in training
 mode. `GenerationMixin.generate` is patched on the class, which models inherit. Cost: 0.5 µs a call.
 """
 
@@ -16,6 +16,7 @@ from trainspan.record.traced import compiler, is_traced
 
 MODULE: Final = "transformers.generation.utils"
 DIFFUSERS_MODULE: Final = "diffusers.pipelines.pipeline_utils"
+TORCHRL_MODULE: Final = "torchrl.collectors._single"
 _GENERATION: Final = int(Phase.GENERATION)
 
 
@@ -46,6 +47,15 @@ def install_diffusers(package: ModuleType, marker: Marker, patches: Patches) -> 
 
     base.__init_subclass__ = classmethod(mark_pipeline)
     patches.on_undo(lambda: delattr(base, "__init_subclass__"))
+
+
+def install_torchrl(package: ModuleType, marker: Marker, patches: Patches) -> None:
+    """Mark what the collector of this process collects from its environment.
+
+    Raises:
+        AttributeError, KeyError: this package collects in another way; it then shows as `forward`.
+    """
+    patches.replace(package.Collector, "rollout", _marked(vars(package.Collector)["rollout"], marker))
 
 
 def _marked(call: Callable[..., Any], marker: Marker) -> Callable[..., Any]:
