@@ -264,3 +264,17 @@ def test_class_is_the_users_own_below_its_wrappers(watched: Watched, tmp_path: P
     assert facts["training.model.class"] == "Sequential"
     assert facts["training.strategy"] == "ddp"
     assert facts["training.model.parameters"] == 220
+
+
+class Wrapper(DistributedDataParallel):
+    """A package's own, as torchft's."""
+
+
+def test_a_wrapper_of_another_packages_making_is_one(watched: Watched, tmp_path: Path) -> None:
+    """What torch wraps with may be derived from; the model in it is the user's all the same."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    model = Wrapper(make_model(10))
+
+    facts = facts_of(watched, None, model)
+
+    assert facts["training.model.class"] == "Sequential"

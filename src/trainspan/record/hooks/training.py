@@ -32,6 +32,7 @@ _HYPERPARAMETERS: Final = {
 }
 _ZERO: Final = "ZeroRedundancyOptimizer"
 _FSDP2: Final = "FSDPModule"
+_DDP: Final = "DistributedDataParallel"
 _CLASS_CHARACTERS: Final = 128
 
 
@@ -117,7 +118,8 @@ def _class_of(model: nn.Module) -> str:
 
 
 def _wraps(model: nn.Module, name: str) -> bool:
-    return type(model).__module__.startswith(_WRAPPING) and model._modules.get(name) is not None
+    wraps = type(model).__module__.startswith(_WRAPPING) or _is_a(model, _DDP)
+    return wraps and model._modules.get(name) is not None
 
 
 def _of_optimizer(optimizer: Any) -> dict[str, Any]:
