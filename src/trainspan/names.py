@@ -317,7 +317,10 @@ SPAN_ATTRIBUTES = (
     Name(CHECKPOINT_PART, "Either `blocking`; or of an asynchronous save `staging`, which blocks, and `background`."),
     Name(CHECKPOINT_PATH, "Hash of the checkpoint's path, or the path itself where that is wished."),
     Name(CHECKPOINT_BYTES, "What was saved, in bytes: a file, or on rank 0 what went into a directory."),
-    Name(SKIPPED, "True for a step whose gradients were not finite: the gradient scaler skipped the optimizer."),
+    Name(
+        SKIPPED,
+        "True for a step that was not made: gradients were not finite, or the replicas of torchft did not commit.",
+    ),
     Name(VALIDATION_ITERATIONS, "Batches of the loop, as the script counts them; or forward passes."),
     Name(COLLECTIVE_OP, "What the collective did: `all_reduce`, `send`; or `wait` for one that was launched earlier."),
     Name(COLLECTIVE_GROUP, "The process group, by its description, or else its name."),
@@ -511,7 +514,7 @@ STEPS_SKIPPED = Metric(
     "training.steps.skipped",
     "counter",
     "{step}",
-    "Steps whose optimizer a gradient scaler skipped, of those completed.",
+    "Steps whose optimizer was skipped, of those completed: by a gradient scaler, or as replicas did not commit.",
 )
 COLLECTIVE_DURATION = Metric(
     "training.collective.duration",

@@ -52,6 +52,7 @@ BRIDGES = {
         ),
         "stable_baselines3",
     ),
+    "torchft.optim": "torchft",
     "torchmetrics.metric": "torchmetrics",
     "torchmetrics.collections": "torchmetrics",
     "torchtitan.observability.structured_logger.structured_logging": "torchtitan",
