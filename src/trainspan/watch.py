@@ -21,11 +21,16 @@ class ImportWatch:
         self._placed: dict[str, Callable[[ModuleType], None]] = {}
 
     def add(self, name: str, callback: "Callable[[ModuleType, int], None]") -> None:
-        """Call `callback(module, started_ns)` once `name` is imported; at once if it is. It must not raise."""
-        if name in sys.modules:
-            callback(sys.modules[name], _now_ns())
-        else:
+        """Call `callback(module, started_ns)` once `name` is imported; at once if it is. It must not raise.
+
+        What is being imported may itself have asked for what has us called here: a framework for torch, before it has
+        defined anything.
+        """
+        module = sys.modules.get(name)
+        if module is None:
             self._callbacks[name] = callback
+        elif not _call_at_end(module, lambda: self.add(name, callback)):
+            callback(module, _now_ns())
 
     def clear(self) -> None:
         """Forget every callback that has not come."""
@@ -68,6 +73,32 @@ class ImportWatch:
                 callback(module, started_ns)
 
         loader.exec_module = self._placed[spec.name] = exec_then_call  # on this spec's instance alone
+
+
+def _call_at_end(module: "ModuleType", action: "Callable[[], None]") -> bool:
+    """Call `action()` when the import of `module` ends, also where it fails; False: none is under way.
+
+    Source: `importlib._bootstrap._load_unlocked` notes in the spec that it has begun, and then that it has ended. Its
+    loader is running already, and no import need come after this one.
+    """
+    spec: Any = getattr(module, "__spec__", None)
+    if not getattr(spec, "_initializing", False):
+        return False
+    kind: Any = type(spec)
+
+    def set_and_tell(spec: "Any", name: str, value: "Any") -> None:
+        if name != "_initializing" or value:
+            kind.__setattr__(spec, name, value)
+            return
+        spec.__class__ = kind  # before the rest: another one may wait, too
+        setattr(spec, name, value)
+        action()
+
+    try:
+        spec.__class__ = type(kind.__name__, (kind,), {"__setattr__": set_and_tell})
+    except TypeError:  # a loader's own kind of spec, with slots
+        return False
+    return True
 
 
 def _now_ns() -> int:
