@@ -278,3 +278,22 @@ def test_a_wrapper_of_another_packages_making_is_one(watched: Watched, tmp_path:
     facts = facts_of(watched, None, model)
 
     assert facts["training.model.class"] == "Sequential"
+
+
+class FabricModule(nn.Module):
+    """As what `Fabric.setup` makes of a model."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self._forward_module = model
+        self._original_module = model
+
+
+FabricModule.__module__ = "lightning.fabric.wrappers"
+
+
+def test_what_fabric_makes_of_a_model_is_a_wrapper(watched: Watched) -> None:
+    """Every model that is trained with it is a `_FabricModule`."""
+    facts = facts_of(watched, None, FabricModule(make_model(10)))
+
+    assert (facts["training.model.class"], facts["training.model.parameters"]) == ("Sequential", 220)

@@ -14,7 +14,7 @@ from trainspan import names
 from trainspan.guard import warn_once
 from trainspan.record.hooks.lifecycle import Lifecycle
 
-_WRAPPERS: Final = ("module", "_orig_mod", "_fsdp_wrapped_module")
+_WRAPPERS: Final = ("module", "_orig_mod", "_fsdp_wrapped_module", "_forward_module")
 _WRAPPING: Final = (
     "torch.nn.parallel",
     "torch._dynamo",
@@ -22,6 +22,8 @@ _WRAPPING: Final = (
     "deepspeed.runtime",
     "megatron.core.distributed",
     "megatron.core.transformer.module",  # what computes in half precision
+    "lightning.fabric.wrappers",
+    "lightning_fabric.wrappers",
 )
 _HYPERPARAMETERS: Final = {
     "lr": names.OPTIMIZER_LR,
