@@ -1,11 +1,17 @@
-"""Ray Train with two workers, of which one is killed and begun anew; then Ray Tune with two trials; of argv those."""
+"""Ray Train with two workers (train), of which one is killed and begun anew (lose); two trials of Ray Tune (tune).
 
+Of argv those, one after the other. Most of the time goes into what the processes import that Ray starts: few are
+started.
+"""
+
+import functools
 import hashlib
 import json
 import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +65,18 @@ def work(config: dict[str, Any]) -> None:
     model: nn.Module = prepare_model(nn.Linear(8, 1))
     first = not Path(config["notes"], f"{rank}").exists()
     Path(config["notes"], f"{rank}").touch()
-    loss = train(model, batches, KILLED_AT if first and rank == 1 else None)
+    loss = train(model, batches, KILLED_AT if config["loses"] and first and rank == 1 else None)
     ray.train.report({"loss": loss})
     line = told(model, scenario="train", name="train", rank=rank, pid=os.getpid())
     Path(config["notes"], f"{rank}.json").write_text(json.dumps(line))
 
 
-def run_workers() -> None:
-    """Two workers, and two again."""
+def run_workers(*, loses: bool) -> None:
+    """Two workers, and two again where one is lost."""
     with tempfile.TemporaryDirectory() as place:
         trainer = TorchTrainer(
             work,
-            train_loop_config={"notes": place},
+            train_loop_config={"notes": place, "loses": loses},
             scaling_config=ScalingConfig(num_workers=RANKS),
             run_config=RunConfig(name="bert", storage_path=place, failure_config=FailureConfig(max_failures=1)),
         )
@@ -88,11 +94,14 @@ def try_out(config: dict[str, Any]) -> None:
 
 
 def run_trials() -> None:
-    """Two trials."""
+    """Two trials, one after the other in one process."""
     with tempfile.TemporaryDirectory() as place:
         space = {"seed": tune.grid_search([1, 2])}
         results = tune.Tuner(
-            try_out, param_space=space, run_config=tune.RunConfig(name="sweep", storage_path=place)
+            try_out,
+            param_space=space,
+            tune_config=tune.TuneConfig(max_concurrent_trials=1, reuse_actors=True),
+            run_config=tune.RunConfig(name="sweep", storage_path=place),
         ).fit()
         for result in results:
             metrics = result.metrics or {}
@@ -100,9 +109,14 @@ def run_trials() -> None:
             print(json.dumps({"scenario": "tune", **shown}), flush=True)
 
 
-SCENARIOS = {"train": run_workers, "tune": run_trials}
+SCENARIOS: dict[str, Callable[[], None]] = {
+    "train": functools.partial(run_workers, loses=False),
+    "lose": functools.partial(run_workers, loses=True),
+    "tune": run_trials,
+}
 
 if __name__ == "__main__":
+    os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
     # Its sessions are elsewhere in a folder that all users of Ray on the host share; sockets allow for no long path.
     with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as sessions:
         ray.init(
