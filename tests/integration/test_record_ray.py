@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 
 RANKS = 2
 STEPS = 4
-KILLED_AT = 2
+KILLED_AT = LOST_AT = 2
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +22,12 @@ def rayed(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     alone = start("ray_workers.py", "train", "tune")
     recorded = start("ray_workers.py", "lose", "tune", state=tmp_path_factory.mktemp("ray"))
     return Pair(alone.ended(), recorded.ended())
+
+
+@pytest.fixture(scope="module")
+def on_nodes(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Ray Train on two nodes, of which one is lost, and is away for longer than Ray waits for it."""
+    return start("ray_nodes.py", state=tmp_path_factory.mktemp("nodes")).ended()
 
 
 def recordings_of(recorded: Run, run: str) -> dict[tuple[int, int], Recording]:
@@ -75,3 +81,38 @@ def test_trial_is_a_run_of_its_own(rayed: Pair) -> None:
     assert len({one.identity.pid for one in trials}) == 1
     assert all(in_good_order(one) for one in trials)
     assert all("loss" in event["values"] for one in trials for event in one.events if event["event"] == "scalars")
+
+
+def test_workers_on_several_nodes_are_ranks_of_one_run(on_nodes: Run) -> None:
+    """Each is the first of its node, as Ray has numbered them."""
+    recordings = recordings_of(on_nodes, "spread")
+
+    assert [recordings[1, line["rank"]].identity.pid for line in on_nodes.lines] == [
+        line["pid"] for line in on_nodes.lines
+    ]
+    assert {line["on_other"] for line in on_nodes.lines} == {True, False}
+    for (_, rank), one in recordings.items():
+        assert one.identity[4:8] == (0, rank, RANKS, 1)
+        assert one.identity.node_rank == on_nodes.lines[rank]["node"]
+    assert all(in_good_order(recordings[1, rank]) for rank in range(RANKS))
+    assert [len(recordings[1, rank].steps) for rank in range(RANKS)] == [STEPS] * RANKS
+
+
+def test_attempts_are_those_that_had_workers(on_nodes: Run) -> None:
+    """While the lost node is away, Ray starts the training again and again, with nobody in it."""
+    attempts = {attempt for attempt, _ in recordings_of(on_nodes, "spread")}
+
+    assert attempts == {0, 1}
+    assert "trainspan:" not in on_nodes.stderr
+
+
+def test_rank_on_the_lost_node_has_died(on_nodes: Run) -> None:
+    """Of the two of the first attempt one is gone with its node, and the other is told or hears of it."""
+    ends = {}
+    for (attempt, _), one in recordings_of(on_nodes, "spread").items():
+        if attempt == 0:
+            told = {event["event"] for event in one.events} & {"stopped", "exception"}
+            ends[bool(told)] = one.closed_ns is not None, len(one.steps)
+
+    assert set(ends) == {True, False}
+    assert ends[False] == (False, LOST_AT)

@@ -45,8 +45,13 @@ class WorkerGroup:
     def __init__(self, context: TrainRunContext):
         self._train_run_context = context
 
-    def _start_impl(self, builder: str) -> tuple[str, TrainRunContext]:
-        return f"started {builder}", self._train_run_context
+    def _start_impl(self, workers: str | None) -> tuple[str, TrainRunContext]:
+        if workers is None:
+            raise TimeoutError("no resources")
+        return self._init_train_context_on_workers(workers)
+
+    def _init_train_context_on_workers(self, workers: str) -> tuple[str, TrainRunContext]:
+        return f"started {workers}", self._train_run_context
 
 
 @pytest.fixture
@@ -82,6 +87,18 @@ def test_workers_that_ray_begins_anew_are_the_next_attempt(begin_attempt: Callab
     numbers = [begin_attempt("first"), begin_attempt("first"), begin_attempt("second")]
 
     assert numbers == [0, 1, 2]
+
+
+def test_start_that_finds_no_resources_is_no_attempt(begin_attempt: Callable[[str], int]) -> None:
+    """Where a node is lost, Ray tries once a minute until another has come."""
+    group = WorkerGroup(TrainRunContext(SimpleNamespace(name=RUN)))
+
+    first = begin_attempt("first")
+    with pytest.raises(TimeoutError):
+        group._start_impl(None)
+    second = begin_attempt("first")
+
+    assert (first, second) == (0, 1)
 
 
 def test_attempt_that_the_user_has_numbered_is_the_least(

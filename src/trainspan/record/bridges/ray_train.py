@@ -45,12 +45,14 @@ def install(module: ModuleType, patches: Patches, channel: Channel) -> None:
 def _follow_controller(module: ModuleType, patches: Patches, channel: Channel) -> None:
     group = module.WorkerGroup
 
-    def count(workers: Any, *_: Any) -> None:
+    def count(workers: Any, *_: Any, **__: Any) -> None:
         context = workers._train_run_context
         # Frozen, as it must not change for Ray; what it does not know goes with it all the same.
         object.__setattr__(context, _ATTEMPT, _next_attempt(context))
 
-    patches.replace(group, "_start_impl", _telling(vars(group)["_start_impl"], count))
+    # Not where a start begins: while a node is missing, Ray tries one a minute, in vain.
+    tell = vars(group)["_init_train_context_on_workers"]
+    patches.replace(group, "_init_train_context_on_workers", _telling(tell, count))
 
 
 def _follow_worker(module: ModuleType, patches: Patches, channel: Channel) -> None:
