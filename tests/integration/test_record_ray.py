@@ -20,7 +20,7 @@ KILLED_AT = LOST_AT = 2
 def rayed(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Ray Train, where a worker is lost with trainspan and none without, and Ray Tune, with and without."""
     alone = start("ray_workers.py", "train", "tune")
-    recorded = start("ray_workers.py", "lose", "tune", state=tmp_path_factory.mktemp("ray"))
+    recorded = start("ray_workers.py", "lose", "tune", "class", state=tmp_path_factory.mktemp("ray"))
     return Pair(alone.ended(), recorded.ended())
 
 
@@ -81,6 +81,25 @@ def test_trial_is_a_run_of_its_own(rayed: Pair) -> None:
     assert len({one.identity.pid for one in trials}) == 1
     assert all(in_good_order(one) for one in trials)
     assert all("loss" in event["values"] for one in trials for event in one.events if event["event"] == "scalars")
+
+
+def test_trial_of_a_class_is_a_run_over_what_begins_it_anew(rayed: Pair) -> None:
+    """Its steps run in the process itself, and return what a function reports."""
+    found = [one for one in rayed.recorded.recordings if one.identity.run.startswith("class.")]
+    first, second = sorted(found, key=lambda one: one.identity.attempt)
+
+    assert first.identity.run == second.identity.run
+    assert [one.identity.attempt for one in (first, second)] == [0, 1]
+    assert [len(one.steps) for one in (first, second)] == [RANKS * STEPS] * 2
+    kinds = [
+        [event.get("kind", event.get("type")) for event in one.events if event["event"] in ("checkpoint", "exception")]
+        for one in (first, second)
+    ]
+    assert kinds == [["save", "ValueError"], ["load", "save"]]
+    for one in (first, second):
+        [scalars] = [event for event in one.events if event["event"] == "scalars"]
+        assert list(scalars["values"]) == ["loss"]
+        assert in_good_order(one)
 
 
 def test_workers_on_several_nodes_are_ranks_of_one_run(on_nodes: Run) -> None:

@@ -294,8 +294,21 @@ class Trainable:
         self.config = new_config
         return True
 
+    def step(self) -> dict[str, Any]:
+        return {"loss": self.config["lr"] / 2}
+
+    def train(self) -> dict[str, Any]:
+        return {**self.step(), "done": False}
+
     def stop(self) -> str:
         return "stopped"
+
+
+class FunctionTrainable(Trainable):
+    """As Ray Tune's."""
+
+    def _trainable_func(self) -> None:
+        """What is tuned."""
 
 
 def trial(number: int) -> dict[str, Any]:
@@ -319,6 +332,31 @@ def test_each_trial_is_a_run(followed: Followed) -> None:
         ("assign", Assignment("sweep.8f3a1_00001")),
         ("close",),
     ]
+
+
+def test_step_of_a_class_is_heard(followed: Followed) -> None:
+    """It reports nothing: it returns it. What Tune adds is no scalar; a function's result is told where it reports."""
+    ray_tune.install(module_of("ray.trainable", Trainable=Trainable), followed.patches, followed.channel)
+
+    results = [Trainable({"lr": 0.5}).train(), FunctionTrainable({"lr": 0.1}).train()]
+    followed.channel.scalars.close()
+
+    assert results == [{"loss": 0.25, "done": False}, {"loss": 0.05, "done": False}]
+    assert followed.told[-1]["values"] == {"loss": 0.25}
+
+
+def test_step_of_a_class_that_raises_has_ended_the_trial(followed: Followed) -> None:
+    """Tune lets the process go as if all were well; the thread of a function tells of its exception itself."""
+    ray_tune.install(module_of("ray.trainable", Trainable=Trainable), followed.patches, followed.channel)
+
+    for kind in (Trainable, FunctionTrainable):
+        with pytest.raises(KeyError) as raised:
+            kind({"momentum": 0.9}).train()
+        raised.match("lr")
+
+    [(told, error)] = followed.done
+    assert told == "fatal"
+    assert frames_of(error)[-2:] == ["train", "step"]
 
 
 class IterableFromIterator:

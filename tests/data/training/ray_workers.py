@@ -1,7 +1,7 @@
 """Ray Train with two workers (train), of which one is killed and begun anew (lose); two trials of Ray Tune (tune).
 
-Of argv those, one after the other. Most of the time goes into what the processes import that Ray starts: few are
-started.
+Or one trial of a class, which fails once (class). Of argv those, one after the other. Most of the time goes into what
+the processes import that Ray starts: few are started.
 """
 
 import functools
@@ -109,7 +109,44 @@ def run_trials() -> None:
             print(json.dumps({"scenario": "tune", **shown}), flush=True)
 
 
+class Tuned(tune.Trainable):
+    """What a trial is that is a class: each step some steps of an optimizer, with a checkpoint after each."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Begin."""
+        self.failed = Path(config["notes"], "failed")
+        self.model = nn.Linear(8, 1)
+
+    def step(self) -> dict[str, Any]:
+        """Train; the second step fails, once."""
+        if self.iteration == 1 and not self.failed.exists():
+            self.failed.touch()
+            raise ValueError("fails once")
+        return {"loss": train(self.model, loader()), "done": self.iteration == 1}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Write the weights."""
+        torch.save(self.model.state_dict(), Path(checkpoint_dir, "model.pt"))
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Read them."""
+        self.model.load_state_dict(torch.load(Path(checkpoint, "model.pt")))
+
+
+def run_class() -> None:
+    """One trial, begun anew."""
+    with tempfile.TemporaryDirectory() as place:
+        run_config = tune.RunConfig(
+            name="class",
+            storage_path=place,
+            failure_config=tune.FailureConfig(max_failures=1),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
+        )
+        tune.Tuner(Tuned, param_space={"notes": place}, run_config=run_config).fit()
+
+
 SCENARIOS: dict[str, Callable[[], None]] = {
+    "class": run_class,
     "train": functools.partial(run_workers, loses=False),
     "lose": functools.partial(run_workers, loses=True),
     "tune": run_trials,

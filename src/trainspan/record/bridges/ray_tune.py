@@ -2,10 +2,13 @@
 
 A trial that Tune begins anew is the next attempt of its run. It is recorded once it makes an optimizer: many train in
 other processes. A function that is tuned runs in a thread; where it has ended, or Tune stops the trial, the recording
-is closed. What is reported is told as that of Ray Train is.
+is closed. What is reported is told as that of Ray Train is; of a class, what each of its steps returns, and the
+exception that ends one.
 """
 
 import functools
+import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
@@ -22,6 +25,11 @@ _TRIAL: Final = "__trial_info__"
 """Where Tune puts what it says of the trial, among what the trial is configured with."""
 
 _OVER: Final = "__duplicate__"
+
+_OF_FUNCTIONS: Final = "_trainable_func"
+"""What the class has that makes a trial of a function: that tells by itself what it reports, and of its exception."""
+
+_DONE: Final = "done"
 
 
 def install(module: ModuleType, patches: Patches, channel: Channel) -> None:
@@ -46,7 +54,26 @@ def _follow_trials(module: ModuleType, patches: Patches, channel: Channel) -> No
 
     patches.replace(trainable, "__init__", _telling(vars(trainable)["__init__"], begin))
     patches.replace(trainable, "reset", _telling(vars(trainable)["reset"], renew))
+    patches.replace(trainable, "train", _told_train(vars(trainable)["train"], channel))
     patches.replace(trainable, "stop", _telling(vars(trainable)["stop"], lambda _: process.close()))
+
+
+def _told_train(train: Callable[[Any], Any], channel: Channel) -> Callable[[Any], Any]:
+    """`train(trainable)`, one step of a trial, told of where it is that of a class."""
+    added = {*getattr(sys.modules.get("ray.tune.result"), "AUTO_RESULT_KEYS", ()), _DONE}
+
+    def train_and_tell(self: Any) -> Any:
+        if hasattr(self, _OF_FUNCTIONS):
+            return train(self)
+        try:
+            result = train(self)
+        except BaseException as error:
+            channel.process.note_fatal(error)
+            raise
+        _quietly(lambda: channel.scalars.log({name: its for name, its in result.items() if name not in added}))
+        return result
+
+    return functools.update_wrapper(train_and_tell, train)
 
 
 def _follow_functions(module: ModuleType, patches: Patches, channel: Channel) -> None:
