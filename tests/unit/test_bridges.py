@@ -168,10 +168,23 @@ def test_ranks_that_lightning_starts_belong_to_its_run(followed: Followed) -> No
     assert (answer, followed.shared) == ("started", 1)
 
 
+class CallbackHandler:
+    """As Hugging Face's."""
+
+    def __init__(self, callbacks: list[Any]):
+        self.callbacks = [kind() for kind in callbacks]
+
+    def add_callback(self, callback: Any) -> None:
+        self.callbacks.append(callback())
+
+
 class TransformersTrainer:
     """As Hugging Face's."""
 
     state = SimpleNamespace(global_step=40, epoch=1.0)
+
+    def __init__(self, callbacks: Any = ()):
+        self.callback_handler = CallbackHandler([*callbacks])
 
     def evaluation_loop(self, fails: bool) -> str:
         if fails:
@@ -208,6 +221,16 @@ def test_epoch_of_hugging_face_is_the_one_a_step_belongs_to(
     kind().on_step_end(None, SimpleNamespace(global_step=7, epoch=epoch), None)
 
     assert followed.told == [{"event": "progress", "step": 0, "global_step": 7, "epoch": number}]
+
+
+@pytest.mark.parametrize("is_default", [True, False])
+def test_every_trainer_of_hugging_face_calls_back_once(hugging_face: ModuleType, is_default: bool) -> None:
+    """A package may put a list of its own in place of the defaults, as ms-swift does."""
+    [kind] = hugging_face.DEFAULT_CALLBACKS
+
+    trainer = hugging_face.Trainer([Callback, *hugging_face.DEFAULT_CALLBACKS] if is_default else [Callback])
+
+    assert [type(callback) for callback in trainer.callback_handler.callbacks] == [Callback, kind]
 
 
 def test_evaluation_of_hugging_face_is_validation(followed: Followed, hugging_face: ModuleType) -> None:

@@ -1,5 +1,7 @@
 """The Trainer of Hugging Face, by its own extension point: a callback class among its default callbacks.
 
+A package that puts a list of its own in their place (ms-swift) leaves it out: a trainer without it gets it once it is
+made.
 It tells of epoch and global step, and of what is logged: loss, learning rate, gradient norm, results of evaluations.
 Marked besides: `evaluation_loop`, which evaluates and predicts, and the saving and loading of a checkpoint as a whole,
 which is a directory of many files.
@@ -7,6 +9,7 @@ which is a directory of many files.
 
 import functools
 import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +32,7 @@ def install(module: ModuleType, patches: Patches, channel: Channel) -> None:
     module.DEFAULT_CALLBACKS.append(callback)
     patches.on_undo(lambda: module.DEFAULT_CALLBACKS.remove(callback))
     trainer = module.Trainer
+    patches.replace(trainer, "__init__", _calling_back(vars(trainer)["__init__"], callback))
     patches.replace(trainer, "evaluation_loop", evaluations.whole(vars(trainer)["evaluation_loop"]))
     for name, kind, file_of in (("_save_checkpoint", "save", _saved_to), ("_load_from_checkpoint", "load", _loaded)):
         patches.replace(trainer, name, mark_calls(vars(trainer)[name], kind, file_of, channel.marker, channel.notes))
@@ -50,6 +54,19 @@ def _callback_class(base: Any, channel: Channel, evaluations: Evaluations) -> An
                 channel.scalars.log(logs)
 
     return TrainspanCallback
+
+
+def _calling_back(call: Callable[..., Any], callback: Any) -> Callable[..., Any]:
+    def make_trainer(self: Any, *args: Any, **kwargs: Any) -> None:
+        call(self, *args, **kwargs)
+        _quietly(lambda: _add_missing(self.callback_handler, callback))
+
+    return functools.update_wrapper(make_trainer, call)
+
+
+def _add_missing(handler: Any, callback: Any) -> None:
+    if not any(isinstance(known, callback) for known in handler.callbacks):
+        handler.add_callback(callback)
 
 
 def _epoch_before(epoch: float | None) -> int | None:
