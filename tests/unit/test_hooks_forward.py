@@ -343,6 +343,25 @@ def test_loader_that_keeps_its_iterator_announces_another_model_with_its_first_b
     assert found == [4, 4]
 
 
+@pytest.mark.parametrize("kind", [iter, zip, lambda batches: (batch for batch in batches)])
+def test_loader_with_iterators_of_its_own_is_left_as_it_is(watched: Watched, kind: Callable[[Any], Any]) -> None:
+    """Some cannot be referred to weakly, and none of them tells of its batches; the script must not hear of that."""
+
+    class Own(DataLoader[Any]):
+        def _get_iterator(self) -> Any:
+            return kind([torch.ones(2)])
+
+    evaluated = nn.Linear(2, 1)
+    watched.end_search()
+    before = len(watched.tape.written())
+
+    batches = list(Own([0]))
+    evaluated(torch.ones(2))
+
+    assert len(batches) == 1
+    assert len(watched.tape.written()) - before == 2
+
+
 def test_loader_announces_once_however_often_it_is_iterated(watched: Watched) -> None:
     """Each epoch has an iterator of its own, or begins the same one anew; each search costs two steps."""
     workers: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, dataloader
 
 from trainspan.guard import warn_once
 from trainspan.names import CUSTOM_FIRST, Phase
@@ -45,6 +45,10 @@ _FOUND_MAX = 1000
 # Each search changes the class a few times, and Python 3.13 stops caching what it finds in a class after 1000 changes.
 
 _is_grad_enabled = torch.is_grad_enabled
+
+
+_TELLING: Any = getattr(dataloader, "_BaseDataLoaderIter", ())
+"""What tells of its batches."""
 
 
 class RootSearch:
@@ -105,6 +109,9 @@ class RootSearch:
 
     def iterated(self, loader: Any, iterator: Any) -> None:
         """Take over that a DataLoader is asked for its batches, by way of this iterator."""
+        if not isinstance(iterator, _TELLING):
+            self._announce(loader)  # whose batches nobody tells of
+            return
         number = id(iterator)
         itself = weakref.ref(iterator, lambda _: self._loader_of.pop(number, None))
         self._loader_of[number] = weakref.ref(loader), itself
@@ -117,8 +124,10 @@ class RootSearch:
         """
         known = self._loader_of.get(id(iterator))
         loader = None if known is None else known[0]()
-        if loader is None:  # not `or`, which would ask it for its length
-            loader = iterator
+        # Not `or`, which would ask it for its length.
+        self._announce(iterator if loader is None else loader)
+
+    def _announce(self, loader: Any) -> None:
         number, searching = id(loader), self._searching
         if number not in self._loaders and self._ask() and not searching:
             self._loaders[number] = weakref.ref(loader, lambda _: self._loaders.pop(number, None))
