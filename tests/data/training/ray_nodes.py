@@ -80,7 +80,9 @@ if __name__ == "__main__":
         tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as sessions,
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place,
     ):
-        head = {"num_cpus": 1, "node_ip_address": HEAD, "include_dashboard": False, "temp_dir": sessions}
+        # Where a cluster keeps its sessions, and notes its address for all drivers of the host to find.
+        os.environ["RAY_TMPDIR"] = sessions
+        head = {"num_cpus": 1, "node_ip_address": HEAD, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=head)
         cluster.add_node(num_cpus=1, node_ip_address=OTHER)
         ray.init(cluster.address, _node_ip_address=HEAD, log_to_driver=False)
