@@ -13,6 +13,7 @@ from tests.integration.relayed import command_line, train, wait_for_relay
 from trainspan.cli.main import main
 from trainspan.relay.goodput import ledger
 from trainspan.relay.goodput.facts import Step
+from trainspan.relay.goodput.lines import fact_of
 
 RUN = {"TRAINSPAN_RUN_ID": "crash"}
 KILLED_IN = 6
@@ -82,6 +83,6 @@ def test_ledger_cut_by_a_power_failure_loses_the_line_it_was_cut_in(
 
     said = said_of(tmp_path, capsys)
 
-    steps = sum(isinstance(ledger.fact_of(line), Step) for line in lines[:-1])
+    steps = sum(isinstance(fact_of(line), Step) for line in lines[:-1])
     assert said["steps"] == steps
     assert said["unread"]["lines"] == 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.unit.goodput_facts import HISTORIES, S, begun, ended, history_of, steps
 from tests.unit.test_goodput_properties import answers_of
 from tests.unit.test_otlp_journal import file_size_limit
-from trainspan.relay.goodput import ledger
+from trainspan.relay.goodput import ledger, lines
 from trainspan.relay.goodput.facts import Activity, Fact, Piece, Saved, Step, StepRun
 from trainspan.relay.goodput.ledger import LedgerWriter, Reading
 from trainspan.relay.goodput.queries import THE_JOB, Scope, Window, account_ns, report
@@ -305,8 +305,8 @@ def test_hostile_line_is_counted_and_left_out(tmp_path: Path, line: bytes) -> No
 def test_no_line_raises_anything_unexpected(line: bytes) -> None:
     """What reading counts as damage is all that can come out."""
     try:
-        ledger.fact_of(line)
-    except ledger.DAMAGE:
+        lines.fact_of(line)
+    except lines.DAMAGE:
         return
 
 
@@ -318,8 +318,8 @@ def test_columns_that_lie_are_damage(tmp_path: Path) -> None:
     line = next(line for line in packed.read_bytes().splitlines() if line.startswith(b'["steps"'))
 
     for attempt in (b"-1", b"1.5", b"null", b"true"):
-        with pytest.raises(ledger.DAMAGE):
-            ledger.fact_of(line.replace(b'["steps",0', b'["steps",' + attempt, 1))
+        with pytest.raises(lines.DAMAGE):
+            lines.fact_of(line.replace(b'["steps",0', b'["steps",' + attempt, 1))
 
 
 def test_full_disk_is_said_and_nothing_follows_a_torn_line(tmp_path: Path) -> None:
