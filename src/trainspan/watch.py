@@ -19,6 +19,7 @@ class ImportWatch:
     def __init__(self) -> None:
         self._callbacks: dict[str, Callable[[ModuleType, int], None]] = {}
         self._placed: dict[str, Callable[[ModuleType], None]] = {}
+        self._awaited: list[Callable[[], None]] = []  # ends of imports that are under way
 
     def add(self, name: str, callback: "Callable[[ModuleType, int], None]") -> None:
         """Call `callback(module, started_ns)` once `name` is imported; at once if it is. It must not raise.
@@ -26,15 +27,24 @@ class ImportWatch:
         What is being imported may itself have asked for what has us called here: a framework for torch, before it has
         defined anything.
         """
+
+        def ended() -> None:
+            if ended in self._awaited:
+                self._awaited.remove(ended)
+                self.add(name, callback)
+
         module = sys.modules.get(name)
         if module is None:
             self._callbacks[name] = callback
-        elif not _call_at_end(module, lambda: self.add(name, callback)):
+        elif _call_at_end(module, ended):
+            self._awaited.append(ended)
+        else:
             callback(module, _now_ns())
 
     def clear(self) -> None:
         """Forget every callback that has not come."""
         self._callbacks.clear()
+        self._awaited.clear()
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None

@@ -81,6 +81,19 @@ def test_two_may_wait_for_one_framework(watch: ImportWatch, write: Write) -> Non
     assert type(framework.__spec__) is ModuleSpec
 
 
+def test_watch_that_is_cleared_meanwhile_calls_nobody(watch: ImportWatch, write: Write) -> None:
+    """Instrumentation may be taken back by what is being imported; then nothing is to be placed any more."""
+    seen: list[object] = []
+    write(watched_torch="", watched_part="", watched_framework=f"{TORCH_FIRST}import watched_part\nFabric = 1")
+    follow(watch, seen)
+    watch.add("watched_part", lambda *_: watch.clear())
+
+    framework = importlib.import_module("watched_framework")
+
+    assert seen == []
+    assert type(framework.__spec__) is ModuleSpec
+
+
 def test_framework_whose_import_failed_may_be_tried_again(watch: ImportWatch, write: Write) -> None:
     """A script does without, installs what was missing, or waits for a driver."""
     seen: list[object] = []
