@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.unit.goodput_facts import S, begun, history_of
@@ -70,6 +70,7 @@ def jobs(draw: st.DrawFn) -> list[list[Step]]:
             for place, number in enumerate(numbers)
             if place not in lacks
         ]
+        assume(made)  # who makes no step has no part in the job's
         ranks.append(made)
     return ranks
 
@@ -102,3 +103,19 @@ def test_the_job_has_made_a_step_when_the_last_rank_has(ranks: list[list[Step]],
 
     marked = [start_ns in steps.marks for start_ns in steps.starts]
     assert list(zip(steps.numbers, steps.starts, steps.ends, marked, strict=True)) == of_the_job(ranks)
+
+
+def test_ranks_in_different_passes_of_the_loop_make_no_step_of_the_job() -> None:
+    """Their numbers are alike from here on, and still these are not the same steps: one has not gone back."""
+    alike = range(61)  # of which the first keeps them from being taken as alike too early
+
+    def made(rank: int, *others: int) -> list[Step]:
+        numbers = [*alike, *others]
+        return [Step(0, rank, n, place * S, (place + 1) * S, recompiled=place == 0) for place, n in enumerate(numbers)]
+
+    ranks = [made(0, 109, 104, 105, 106), made(1, 110, 105, 106), made(2, 102, 103, 104, 105, 106)]
+    facts: list[Fact] = [begun(0, rank=rank) for rank in range(3)]
+
+    steps = history_of([*facts, *(step for rank in ranks for step in rank)]).clock(JOB).periods[-1].life.steps
+
+    assert list(steps.numbers) == list(alike) == [number for number, *_ in of_the_job(ranks)]
