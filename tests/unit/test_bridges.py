@@ -5,7 +5,7 @@ import json
 import logging
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -28,14 +28,6 @@ from trainspan.record.bridges import (
 from trainspan.record.bridges.channel import Evaluation
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-
-
-@pytest.fixture
-def followed() -> Iterator[Followed]:
-    """What a bridge is installed with; afterwards everything is as it was."""
-    fixture = Followed()
-    yield fixture
-    fixture.patches.undo()
 
 
 class Callback:

@@ -1,6 +1,5 @@
 """fastai, against the least that it must be: an optimizer that is none of torch's, and a Learner that steps it."""
 
-from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -8,14 +7,6 @@ import pytest
 
 from tests.unit.followed import Followed
 from trainspan.record.bridges import fastai
-
-
-@pytest.fixture
-def followed() -> Iterator[Followed]:
-    """What a bridge is installed with; afterwards everything is as it was."""
-    fixture = Followed()
-    yield fixture
-    fixture.patches.undo()
 
 
 class Optimizer:

@@ -1,6 +1,6 @@
 """Ignite, against the least that it must be: engines that fire events."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -9,14 +9,6 @@ import pytest
 
 from tests.unit.followed import Followed
 from trainspan.record.bridges import ignite
-
-
-@pytest.fixture
-def followed() -> Iterator[Followed]:
-    """What a bridge is installed with; afterwards everything is as it was."""
-    fixture = Followed()
-    yield fixture
-    fixture.patches.undo()
 
 
 class Events(Enum):

@@ -12,14 +12,6 @@ from trainspan.names import Phase
 from trainspan.record.bridges import keras, keras_checkpoint
 
 
-@pytest.fixture
-def followed() -> Iterator[Followed]:
-    """What a bridge is installed with; afterwards everything is as it was."""
-    fixture = Followed()
-    yield fixture
-    fixture.patches.undo()
-
-
 class Optimizer:
     """As the base of Keras's."""
 

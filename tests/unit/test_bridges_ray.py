@@ -17,14 +17,6 @@ from trainspan.record.bridges import ray_data, ray_train, ray_tune
 RUN = "llama-7"
 
 
-@pytest.fixture
-def followed() -> Iterator[Followed]:
-    """What a bridge is installed with; afterwards everything is as it was."""
-    fixture = Followed()
-    yield fixture
-    fixture.patches.undo()
-
-
 def module_of(name: str, **parts: Any) -> ModuleType:
     """A module with these names in it."""
     module = ModuleType(name)

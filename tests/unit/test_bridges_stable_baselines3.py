@@ -1,6 +1,6 @@
 """Stable-Baselines3, against the least that it must be: collections in which callbacks evaluate and save."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,14 +11,6 @@ from tests.unit.followed import Followed
 from trainspan.record.bridges import stable_baselines3
 
 GENERATION = ["enter generation", "resume other"]
-
-
-@pytest.fixture
-def followed() -> Iterator[Followed]:
-    """What a bridge is installed with; afterwards everything is as it was."""
-    fixture = Followed()
-    yield fixture
-    fixture.patches.undo()
 
 
 class BaseAlgorithm:

@@ -1,6 +1,5 @@
 """torchft, against the least that it must be: a manager that says whether to step, and an optimizer that asks it."""
 
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -12,14 +11,6 @@ from torch.optim import SGD, Optimizer
 from tests.unit.followed import Followed
 from trainspan.record.bridges import torchft
 from trainspan.recording.layout import SKIPPED
-
-
-@pytest.fixture
-def followed() -> Iterator[Followed]:
-    """What a bridge is installed with; afterwards everything is as it was."""
-    fixture = Followed()
-    yield fixture
-    fixture.patches.undo()
 
 
 class Manager:
